@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.limit_syntax import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS
 from fedpatch.coordinator.blobs.blob_store import url_problem
 from fedpatch.coordinator.blobs.served_models import served_problem
 from fedpatch.coordinator.buffered.carried_work import MAX_STALENESS
 from fedpatch.coordinator.cohort.selection import HELP
-from fedpatch.coordinator.masking.random_groups import LEAST_GROUP, MAX_GROUP_OF_U8, largest_group
-from fedpatch.coordinator.rounds.update_encoding import ENCODING_HELP
+from fedpatch.coordinator.dependent_defaults import of_round, of_signed_keys, shared_moments
+from fedpatch.coordinator.masking.random_groups import LEAST_GROUP, largest_group
+from fedpatch.coordinator.rounds.encoding_for_device import ENCODING_HELP
 from fedpatch.coordinator.setting_conflicts.carried_work import CARRIED_WORK, NO_CARRIED_WORK
 from fedpatch.coordinator.setting_conflicts.conflict import conflicts_of
 from fedpatch.coordinator.setting_conflicts.control_variates import CONTROL_VARIATES
@@ -29,14 +29,13 @@ from fedpatch.coordinator.setting_conflicts.standbys import STANDBYS
 from fedpatch.shared.config.database_url import database_problem
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.config.listen_address import is_loopback, parse_address
-from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.group_threshold import most_colluders, threshold_of
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.trackers.tracking import check_names
 from fedpatch.shared.wire.chunk_sizes import DEFAULT_CHUNK_KIB
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, MAX_GROUP, ThresholdRule
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS
-from fedpatch.shared.wire.plan_terms import CONTROL, parse_personal, parse_phases, term_problems
+from fedpatch.shared.wire.plan_terms import parse_personal, parse_phases, term_problems
 
 CA_DIRECTORY = "ca"
 
@@ -361,18 +360,7 @@ class RoundSettings(Settings):
     @classmethod
     def fit(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the defaults of buffered rounds and of a masked run, where `late` or `secure` is set."""
-        fitting: dict[str, Any] = fitting_grace(values)
-        if values["secure"] == "off":
-            has_controls = CONTROL in shared_moments(values["strategy"])
-            return fitting | ({"norm_bound": "auto:3", "max_num_examples": "off"} if has_controls else {})
-        return fitting | {
-            "strategy": "fedavg",
-            "norm_bound": "off",
-            "max_num_examples": "off",
-            "aggregate": "mean",
-            "encoding": MASKED_ENCODINGS[_needs_16_bits(values)],
-            "devices": max(values["devices"], values["min_group"]),
-        }
+        return of_round(values)
 
     def check(self) -> list[tuple[str, ...]]:
         """Check names that must exist and fields that depend on each other."""
@@ -417,25 +405,6 @@ class RoundSettings(Settings):
         ):
             problems.append(("aggregate", why, "strategy"))
         return problems
-
-
-def shared_moments(strategy: str) -> tuple[str, ...]:
-    """Return the moments that devices share; none for a strategy that cannot be found, which `_unreadable` reports."""
-    from fedpatch.coordinator.find_strategy import find_strategy
-
-    with suppress(UsageError):
-        return find_strategy(strategy).moments
-    return ()
-
-
-def fitting_grace(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default of `grace_s` of buffered rounds, where a device after the quorum loses nothing."""
-    return {"grace_s": 0.0} if values["late"] == "carry" else {}
-
-
-def _needs_16_bits(values: Mapping[str, Any]) -> bool:
-    largest = largest_group(values["group_size"], values["min_group"])
-    return bool(largest > MAX_GROUP_OF_U8 or values["dp"] == "distributed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -513,7 +482,7 @@ class RunSettings(RoundSettings, BrokerSettings):
     @classmethod
     def fit(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the defaults of a run over a real fleet: members of masked groups sign their keys."""
-        return super().fit(values) | ({"threshold": "two_thirds"} if values["secure"] != "off" else {})
+        return super().fit(values) | of_signed_keys(values)
 
     @property
     def ca_directory(self) -> Path:

@@ -16,7 +16,7 @@ from benchmarks.support.contests import Contest, Here, Measured, play_in_turn, r
 from benchmarks.support.documents import Document, Out, Show, Toy, deliver, machine_line, read_document, table, within
 from benchmarks.support.report import begun
 from fedpatch.coordinator.aggregation.aggregate import aggregate
-from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_aggregate_rule, parse_norm_bound
+from fedpatch.coordinator.aggregation.limit_syntax import Limits, parse_aggregate_rule, parse_norm_bound
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.formatting import size

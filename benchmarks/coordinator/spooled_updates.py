@@ -17,7 +17,7 @@ import typer
 
 from benchmarks.device.process_memory import memory_bytes
 from fedpatch.coordinator.aggregation.aggregate import aggregate
-from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.aggregation.limit_syntax import Limits
 from fedpatch.coordinator.aggregation.received_update_checks import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.runtime.decoded_cache import MOST_BYTES

@@ -13,7 +13,7 @@ from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
 from fedpatch.coordinator.aggregation.clipped_updates import ClippedUpdates
 from fedpatch.coordinator.aggregation.cohort_norms import CohortNorms, measure_cohort
 from fedpatch.coordinator.aggregation.fixed_values import FixedValues
-from fedpatch.coordinator.aggregation.limit_settings import AggregateRule, Limits
+from fedpatch.coordinator.aggregation.limit_syntax import AggregateRule, Limits
 from fedpatch.coordinator.aggregation.norm_limits import needs_cohort, norm_limits
 from fedpatch.coordinator.aggregation.reference_norms import remembered
 from fedpatch.coordinator.aggregation.robust_rules import (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED, MAX_PARTS
+from fedpatch.coordinator.aggregation.limit_syntax import MAX_NAMED, MAX_PARTS
 from fedpatch.coordinator.aggregation.reference_norms import References
 from fedpatch.coordinator.aggregation.update_norms import Part
 from fedpatch.shared.tensors.arrays import Array

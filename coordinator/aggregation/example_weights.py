@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap
+from fedpatch.coordinator.aggregation.limit_syntax import ExamplesCap
 from fedpatch.coordinator.aggregation.medians import weighted_lower_median
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedpatch.coordinator.aggregation.limit_settings import AggregateRule
+from fedpatch.coordinator.aggregation.limit_syntax import AggregateRule
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.aggregation.registered_counts import check_members
 from fedpatch.coordinator.aggregation.robust_rules import Changes, clip_centred

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedpatch.coordinator.aggregation.limit_settings import NormBound
+from fedpatch.coordinator.aggregation.limit_syntax import NormBound
 from fedpatch.coordinator.aggregation.norm_pace import Pace
 from fedpatch.coordinator.aggregation.update_norms import Part, bounded_alone, counts, part_of
 from fedpatch.shared.errors import UpdateRefused

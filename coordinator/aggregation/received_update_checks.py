@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.aggregation.limit_syntax import Limits
 from fedpatch.coordinator.aggregation.norm_limits import check_norm
 from fedpatch.coordinator.aggregation.registered_counts import check_members, check_registered
 from fedpatch.coordinator.aggregation.update_norms import norm

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedpatch.coordinator.aggregation.limit_settings import AggregateRule
+from fedpatch.coordinator.aggregation.limit_syntax import AggregateRule
 from fedpatch.coordinator.aggregation.server_state import ServerState, zeros
 from fedpatch.shared.tensors.arrays import Schema, Tensors
 from fedpatch.shared.wire.messages import TrainPlan

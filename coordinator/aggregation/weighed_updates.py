@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.fixed_values import FixedValues
-from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap
+from fedpatch.coordinator.aggregation.limit_syntax import ExamplesCap
 from fedpatch.coordinator.aggregation.norm_pace import Pace
 from fedpatch.coordinator.aggregation.rebased_updates import Staleness, rebase
 from fedpatch.coordinator.aggregation.round_updates import Read, RoundBase, RoundUpdates

@@ -15,7 +15,7 @@ from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.coordinator.operations.failing_devices import devices_without_storage
 from fedpatch.coordinator.pki.certificate_status import check_authority
 from fedpatch.coordinator.pki.masking_authority import check_masking
-from fedpatch.coordinator.rounds.update_encoding import encoding_for
+from fedpatch.coordinator.rounds.encoding_for_device import encoding_for
 from fedpatch.coordinator.runtime.fleet_claim import body_of, client_id
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.setting_conflicts.rounds_and_transfer import MAX_CHUNKS_IN_FLIGHT

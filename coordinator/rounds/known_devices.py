@@ -14,10 +14,10 @@ from fedpatch.coordinator.rounds.asked_after_decline import is_still_barred, pau
 from fedpatch.coordinator.rounds.decline_hints import word_of
 from fedpatch.coordinator.rounds.device_needs import answers_with_sums, lacking
 from fedpatch.coordinator.rounds.device_pauses import DevicePauses
+from fedpatch.coordinator.rounds.encoding_for_device import EVERYWHERE, encoding_for
 from fedpatch.coordinator.rounds.false_presence import FalsePresence
 from fedpatch.coordinator.rounds.full_fleet import ReplaceableDevices
 from fedpatch.coordinator.rounds.held_devices import HeldDevices
-from fedpatch.coordinator.rounds.update_encoding import EVERYWHERE, encoding_for
 from fedpatch.shared.wire.features import (
     DEVICE_FEATURES,
     MASKED_FEATURE,

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
-from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
+from fedpatch.coordinator.aggregation.limit_syntax import MAX_PARTS
 from fedpatch.coordinator.aggregation.rebased_updates import Staleness
 from fedpatch.coordinator.aggregation.round_updates import Read, RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.server_state import ServerState

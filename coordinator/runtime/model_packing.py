@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fedpatch.coordinator.aggregation.server_state import ServerState
+from fedpatch.coordinator.rounds.encoding_for_device import whole_model_encoding
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.coordinator.rounds.update_encoding import whole_model_encoding
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.shared.tensors.arrays import Schema, Tensors, values_digest
 from fedpatch.shared.tensors.packing import pack, unpack

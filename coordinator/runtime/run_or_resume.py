@@ -5,11 +5,11 @@ from __future__ import annotations
 from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.rounds.run_summary import RunSummary, summary_of
 from fedpatch.coordinator.runtime.changeable_settings import has_same_terms
-from fedpatch.coordinator.runtime.lead_fleet import leading
 from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.runtime.resume_run import resume_registered
 from fedpatch.coordinator.runtime.run_places import require_free
 from fedpatch.coordinator.runtime.start_run import start_run
+from fedpatch.coordinator.runtime.wait_for_lead import leading
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.database.opening import choose_database, exists
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry

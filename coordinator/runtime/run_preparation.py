@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from fedpatch.coordinator.aggregation.limit_settings import (
+from fedpatch.coordinator.aggregation.limit_syntax import (
     Limits,
     parse_aggregate_rule,
     parse_examples_cap,

@@ -8,7 +8,7 @@ A leader publishes only while it leads as far as it knows (`leads`). The seconds
 suspended machine. No clock goes on in a frozen virtual machine: there the broker's closed connection is the sign of a gap, and
 the leader asks the server before it connects again.
 
-A leader without a broker gives its lock up to a standby that reaches the broker (coordinator.storage.giving_up_lead).
+A leader without a broker gives its lock up to a standby that reaches the broker (coordinator.storage.lead_by_broker_reach).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedpatch.coordinator.storage.database.leader_epoch import known_leader, loc
 from fedpatch.coordinator.storage.database.pooler_refusal import refuse_pooler
 from fedpatch.coordinator.storage.database.postgres_remedies import in_words, remedy_of
 from fedpatch.coordinator.storage.database.postgresql import LEASE_S, make_engine
-from fedpatch.coordinator.storage.giving_up_lead import REACHES_BROKER, BrokerReach
+from fedpatch.coordinator.storage.lead_by_broker_reach import REACHES_BROKER, BrokerReach
 from fedpatch.shared.errors import FedpatchError, LeadershipLost, StateError, UsageError
 
 CHECK_S = 1.0

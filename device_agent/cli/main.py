@@ -19,7 +19,7 @@ from fedpatch.device_agent.cli.conditions import ConditionsRoot, add_conditions
 from fedpatch.device_agent.cli.enrol import add_enrol
 from fedpatch.device_agent.cli.models import add_models, models_in_words, models_plain
 from fedpatch.device_agent.cli.new_task.new_task import add_new_task
-from fedpatch.device_agent.cli.owner import add_owner
+from fedpatch.device_agent.cli.pause_and_history import add_owner
 from fedpatch.device_agent.cli.state_dir import in_place, settings_file, state_options
 from fedpatch.device_agent.cli.status import (
     look_for_owner,

@@ -1,4 +1,4 @@
-"""Quiet hours of a device by its local clock, `22:00-07:00` or `mon-fri 08:00-18:00`.
+"""Quiet hours of a device by its local clock, `22:00-07:00` or `mon-fri 08:00-18:00`, and the objection to work in them.
 
 A span belongs to the day on which it begins. In a night in which the clocks change, it lasts up to an hour longer, never
 shorter: it begins at the earlier and ends at the later of the two times that the local clock could mean.
@@ -7,11 +7,17 @@ shorter: it begins at the earlier and ends at the later of the two times that th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from typing import TYPE_CHECKING
 
+from fedpatch.device_agent.policy.objections import Objection
 from fedpatch.shared.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedpatch.device_agent.policy.preference_rules import Preference
+    from fedpatch.device_agent.sensors.device_facts import Fact
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SPAN = re.compile(r"(?:([a-z]{3})(?:-([a-z]{3}))? +)?(\d\d):(\d\d) ?- ?(\d\d):(\d\d)", re.ASCII)
@@ -50,6 +56,29 @@ class QuietHours:
                 break
             moment = later
         return None if moment == now else min(moment, now + HORIZON)
+
+    def objections(
+        self, local: datetime, clock_set: Fact[bool], record: Preference, allow_unknown: Mapping[str, bool]
+    ) -> Iterator[Objection]:
+        """Yield the objection to work at `local`; none if it is not quiet.
+
+        Args:
+            local: Aware local time.
+            clock_set: Whether the clock is set; with a wrong clock it is not known whether it is quiet.
+            record: The record of the preference.
+            allow_unknown: Whether an unknown preference lets the device work, by name.
+        """
+        if not self.spans:
+            return
+        if clock_set.value is False and not allow_unknown["quiet_hours"]:
+            words = f"whether it is quiet is not known: the clock is not set ({clock_set.source})"
+            yield Objection(record.condition, words, record.retry_after_s)
+        elif (until := self.until(local)) is not None:
+            words = f"quiet hours, until {until.astimezone(local.tzinfo):%a %H:%M}"
+            if until - local >= HORIZON:  # the day of the week would name today
+                words = f"quiet hours, which do not end within {HORIZON.days} days"
+            left_s = (until - local.astimezone(UTC)).total_seconds()
+            yield Objection(record.condition, words, left_s, exact=True)
 
     def _ends_around(self, moment: datetime, zone: tzinfo) -> Iterator[datetime]:
         """The ends of the spans that `moment` is in."""

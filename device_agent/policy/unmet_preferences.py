@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from fedpatch.device_agent.policy.daily_allowance import used_up
 from fedpatch.device_agent.policy.objections import PAUSE, PAUSED_WORDS, Objection
 from fedpatch.device_agent.policy.preference_rules import FACT_PREFERENCES, PREFERENCES, OwnUsage
-from fedpatch.device_agent.policy.quiet_hours import HORIZON, QuietHours, parse_quiet_hours
+from fedpatch.device_agent.policy.quiet_hours import QuietHours, parse_quiet_hours
 from fedpatch.device_agent.policy.settings import PreferenceSettings, parse_unknown
 from fedpatch.device_agent.policy.usage import Usage
 from fedpatch.device_agent.sensors.device_facts import Facts
@@ -56,7 +56,10 @@ def unmet_preferences(
         working: Whether the question is about the current work: a round that has begun does not exceed the rounds of a day.
     """
     wants = preferences.settings
-    found = [*_by_facts(preferences, facts, own or OwnUsage()), *_by_clock(preferences, facts, local)]
+    quiet = preferences.quiet_hours.objections(
+        local, facts.clock_set, PREFERENCES["quiet_hours"], preferences.allow_unknown
+    )
+    found = [*_by_facts(preferences, facts, own or OwnUsage()), *quiet]
     found += used_up(wants, spent, local, expected_bytes, working=working)
     if facts.paused.value is not False:
         _, _, end = facts.paused.source.partition(", until ")
@@ -84,22 +87,6 @@ def _by_facts(preferences: Preferences, facts: Facts, own: OwnUsage) -> Iterator
         elif not preferences.allow_unknown[name]:
             words = f'{rule.subject} is not known: {fact.source} (unknown = ["{name}=allow"] would let it work)'
             yield Objection(rule.condition, words, rule.retry_after_s)
-
-
-def _by_clock(preferences: Preferences, facts: Facts, local: datetime) -> Iterator[Objection]:
-    if not preferences.quiet_hours.spans:
-        return
-    quiet = PREFERENCES["quiet_hours"]
-    if facts.clock_set.value is False and not preferences.allow_unknown["quiet_hours"]:
-        words = f"whether it is quiet is not known: the clock is not set ({facts.clock_set.source})"
-        yield Objection(quiet.condition, words, quiet.retry_after_s)
-        return
-    until = preferences.quiet_hours.until(local)
-    if until is not None:
-        words = f"quiet hours, until {until.astimezone(local.tzinfo):%a %H:%M}"
-        if until - local >= HORIZON:  # the day of the week would name today
-            words = f"quiet hours, which do not end within {HORIZON.days} days"
-        yield Objection(quiet.condition, words, (until - local.astimezone(UTC)).total_seconds(), exact=True)
 
 
 def stricter(preferences: Preferences) -> Preferences:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule
+from fedpatch.coordinator.aggregation.limit_syntax import parse_aggregate_rule
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, private_masked_mean
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, policy_of

@@ -19,7 +19,7 @@ import torch
 
 from fedpatch.coordinator.aggregation.quantised_step import quantised_step, step_seed
 from fedpatch.coordinator.aggregation.server_state import ServerState, zeros
-from fedpatch.coordinator.rounds.update_encoding import EVERYWHERE, whole_model_encoding
+from fedpatch.coordinator.rounds.encoding_for_device import EVERYWHERE, whole_model_encoding
 from fedpatch.device_agent.state.residual_store import as_kept
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors

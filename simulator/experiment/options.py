@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.limit_syntax import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED, MECHANISMS
 from fedpatch.coordinator.aggregation.strategy import refusal_of_rule
 from fedpatch.coordinator.cohort.selection import ROUNDING

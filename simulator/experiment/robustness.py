@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_norm_bound
+from fedpatch.coordinator.aggregation.limit_syntax import parse_aggregate_rule, parse_norm_bound
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.tasks.task import Task
 from fedpatch.simulator.attacks.poisoned_updates import parse_attack

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
 from fedpatch.coordinator.aggregation.control_variates import add_controls
 from fedpatch.coordinator.aggregation.example_weights import example_weights
-from fedpatch.coordinator.aggregation.limit_settings import (
+from fedpatch.coordinator.aggregation.limit_syntax import (
     Limits,
     parse_aggregate_rule,
     parse_examples_cap,

@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
+from fedpatch.coordinator.dependent_defaults import fitting_grace, shared_moments
 from fedpatch.coordinator.rounds.auto_deadline import FIRST_DEADLINE_S
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.coordinator.settings import RoundSettings, fitting_grace, shared_moments
+from fedpatch.coordinator.settings import RoundSettings
 from fedpatch.shared.config.fields import Settings, setting, setting_like
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_BLOB_BYTES, MAX_CHUNKS, TrainPlan
 from fedpatch.shared.wire.plan_terms import CONTROL

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
-from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.aggregation.limit_syntax import Limits
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.shared.tensors.arrays import Array, Schema

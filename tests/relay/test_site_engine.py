@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.aggregation.limit_syntax import Limits
 from fedpatch.coordinator.rounds.held_devices import DRAINED
 from fedpatch.coordinator.rounds.missing_devices import missing_text
 from fedpatch.coordinator.rounds.round_journal import RoundJournal, RoundStart

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from fedpatch.coordinator.aggregation.example_weights import example_weights
-from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, parse_examples_cap
+from fedpatch.coordinator.aggregation.limit_syntax import ExamplesCap, parse_examples_cap
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.rounds.round_phases import Round
 from fedpatch.coordinator.rounds.round_record import RoundRecord

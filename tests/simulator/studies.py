@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.control_variates import add_controls
-from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap
+from fedpatch.coordinator.aggregation.limit_syntax import parse_examples_cap
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.device_agent.training.batches import stream_seed

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.limit_settings import AggregateRule
+from fedpatch.coordinator.aggregation.limit_syntax import AggregateRule
 from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, masked_mean
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.shared.masking.device_vector import make_vector

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.example_weights import example_weights
-from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, Limits
+from fedpatch.coordinator.aggregation.limit_syntax import ExamplesCap, Limits
 from fedpatch.coordinator.aggregation.norm_pace import Pace
 from fedpatch.coordinator.aggregation.received_update_checks import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.aggregation.registered_counts import check_members

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.aggregation.example_weights import example_weights
-from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, NormBound
+from fedpatch.coordinator.aggregation.limit_syntax import ExamplesCap, NormBound
 from fedpatch.coordinator.aggregation.norm_clipping import clip
 from fedpatch.coordinator.aggregation.norm_limits import STATS_FACTOR, needs_cohort, norm_limits
 from fedpatch.coordinator.aggregation.norm_pace import Pace

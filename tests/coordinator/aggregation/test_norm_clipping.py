@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
 from fedpatch.coordinator.aggregation.example_weights import example_weights
-from fedpatch.coordinator.aggregation.limit_settings import (
+from fedpatch.coordinator.aggregation.limit_syntax import (
     MAX_NAMED,
     MAX_PARTS,
     ExamplesCap,

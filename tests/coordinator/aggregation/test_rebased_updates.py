@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
-from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.limit_syntax import Limits, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.rebased_updates import Staleness, rebase
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec

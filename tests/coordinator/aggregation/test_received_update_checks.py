@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpatch.coordinator.aggregation.limit_settings import Limits, NormBound
+from fedpatch.coordinator.aggregation.limit_syntax import Limits, NormBound
 from fedpatch.coordinator.aggregation.received_update_checks import (
     UpdateRequirements,
     check_offer,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.coordinator.rules import RULES, Updates
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
-from fedpatch.coordinator.aggregation.limit_settings import (
+from fedpatch.coordinator.aggregation.limit_syntax import (
     AggregateRule,
     ExamplesCap,
     Limits,

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
-from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_aggregate_rule, parse_norm_bound
+from fedpatch.coordinator.aggregation.limit_syntax import Limits, parse_aggregate_rule, parse_norm_bound
 from fedpatch.coordinator.aggregation.rebased_updates import Staleness
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.update_norms import squared_distance, squared_norm

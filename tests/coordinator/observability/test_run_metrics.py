@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.network.metered_fleet import MeteredFleet
-from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.aggregation.limit_syntax import Limits
 from fedpatch.coordinator.observability.device_vitals import STALE_S
 from fedpatch.coordinator.observability.fleet_metrics import standing
 from fedpatch.coordinator.observability.metric_definitions import FLEET_STATES, PHASES, SIGNS, Metrics

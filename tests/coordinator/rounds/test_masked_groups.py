@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.aggregation.limit_syntax import Limits
 from fedpatch.coordinator.masking.group import MaskedGroup
 from fedpatch.coordinator.masking.group_membership import REGISTER
 from fedpatch.coordinator.rounds.masked_round import MaskedRound

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.aggregation.limit_syntax import Limits
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.round_journal import RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_phases import Round

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED
+from fedpatch.coordinator.aggregation.limit_syntax import MAX_NAMED
 from fedpatch.coordinator.observability.round_text import round_line, troubles
 from fedpatch.coordinator.rounds.far_updates import UNUSUAL_ROUNDS
 from fedpatch.coordinator.rounds.learning_alone import comparison, fleet_loses, headline, loss_warning

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpatch.coordinator.rounds.encoding_for_device import EVERYWHERE
 from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
-from fedpatch.coordinator.rounds.update_encoding import EVERYWHERE
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import Registry

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.runtime import run_or_resume
-from fedpatch.coordinator.runtime.lead_fleet import leading
 from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.runtime.wait_for_lead import leading
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.leadership import Leadership
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry

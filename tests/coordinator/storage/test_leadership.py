@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select
 
 from fedpatch.coordinator.blobs.blob_store import run_blobs
-from fedpatch.coordinator.storage import giving_up_lead
+from fedpatch.coordinator.storage import lead_by_broker_reach
 from fedpatch.coordinator.storage import leadership as module
 from fedpatch.coordinator.storage.blob_takeover import BlobPlaces
 from fedpatch.coordinator.storage.database.leader_epoch import lock, next_epoch
@@ -250,7 +250,7 @@ def test_leader_without_the_broker_gives_up_only_to_a_standby_that_reaches_it(
     url: str, monkeypatch: pytest.MonkeyPatch
 ):
     sleepless(monkeypatch)
-    monkeypatch.setattr(giving_up_lead, "BROKERLESS_S", 0.05)
+    monkeypatch.setattr(lead_by_broker_reach, "BROKERLESS_S", 0.05)
     monkeypatch.setattr(module, "_AFTER_OUTAGE_S", 0.0)
     lost: list[int] = []
     with Leadership(url, FLEET) as leader, Leadership(url, FLEET) as blind, Leadership(url, FLEET) as standby:
@@ -273,7 +273,7 @@ def test_leader_without_the_broker_gives_up_only_to_a_standby_that_reaches_it(
 
 def test_leader_that_finds_the_broker_again_keeps_the_lead(url: str, monkeypatch: pytest.MonkeyPatch):
     sleepless(monkeypatch)
-    monkeypatch.setattr(giving_up_lead, "BROKERLESS_S", 0.05)
+    monkeypatch.setattr(lead_by_broker_reach, "BROKERLESS_S", 0.05)
     with Leadership(url, FLEET) as leader, Leadership(url, FLEET) as standby:
         leader.wait(print, NEVER)
         leader.begin()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.storage import leadership as module
-from fedpatch.coordinator.storage.giving_up_lead import BrokerReach
+from fedpatch.coordinator.storage.lead_by_broker_reach import BrokerReach
 from fedpatch.coordinator.storage.leadership import Leadership
 from fedpatch.shared.errors import LeadershipLost
 

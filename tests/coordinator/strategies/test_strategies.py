@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.control_variates import add_controls
-from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule
+from fedpatch.coordinator.aggregation.limit_syntax import parse_aggregate_rule
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.strategy import Strategy, refusal_of_rule
 from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy, begin_strategy

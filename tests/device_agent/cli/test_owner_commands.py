@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.device_agent.cli import owner
-from fedpatch.device_agent.cli.owner import parse_duration
+from fedpatch.device_agent.cli import pause_and_history
+from fedpatch.device_agent.cli.pause_and_history import parse_duration
 from fedpatch.device_agent.cli.state_dir import place_of, settings_file
 from fedpatch.device_agent.cli.status import OwnersView, differences_of, entry_in_words, standing_in_words
 from fedpatch.device_agent.policy.usage import ALL_SPENT, Usage
@@ -342,7 +342,7 @@ def test_pause_with_an_end_by_a_clock_that_is_behind_is_refused_unless_a_time_se
     agent, tmp_path, monkeypatch, synchronised, refused
 ):
     """Once the clock is right the pause would be over, and the device would train without a word."""
-    monkeypatch.setattr(owner, "is_synchronised", lambda: synchronised)
+    monkeypatch.setattr(pause_and_history, "is_synchronised", lambda: synchronised)
     DeviceHistory(tmp_path, "", lambda: time.time() + 3600.0).note(WORKED, "committed", Traffic())
     done = agent("pause", "--for", "2h", "--state-dir", tmp_path)
     assert (done.code == 2, is_paused(tmp_path)) == (refused, not refused)

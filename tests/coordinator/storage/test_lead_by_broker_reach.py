@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.storage.giving_up_lead import BROKERLESS_S, BrokerReach
+from fedpatch.coordinator.storage.lead_by_broker_reach import BROKERLESS_S, BrokerReach
 from fedpatch.shared.errors import LeadershipGivenUp
 
 

@@ -1,4 +1,4 @@
-"""When a leader gives the lead up: it has had no broker for BROKERLESS_S, and a standby reaches the broker.
+"""Who leads by reach of the broker: a leader without a broker for BROKERLESS_S gives the lead up to a standby that reaches it.
 
 A standby tells by a shared advisory lock in PostgreSQL that it reaches the broker. It takes the lead only while it does. So two
 coordinators without a broker do not pass the lead to and fro.

@@ -1,4 +1,4 @@
-"""When a coordinator with standbys leads its fleet: it waits for the lock of the fleet, with its model built."""
+"""A coordinator with standbys waits for the lead of its fleet, with its model built, and then leads."""
 
 from __future__ import annotations
 
