@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from fedpatch.coordinator.masking.random_groups import MAX_GROUP_OF_U8, largest_group
+from fedpatch.coordinator.masking.masked_groups import MAX_GROUP_OF_U8, largest_group
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS
 from fedpatch.shared.wire.plan_terms import CONTROL

@@ -16,7 +16,7 @@ from fedpatch.coordinator.blobs.served_models import served_problem
 from fedpatch.coordinator.buffered.carried_work import MAX_STALENESS
 from fedpatch.coordinator.cohort.selection import HELP
 from fedpatch.coordinator.dependent_defaults import of_round, of_signed_keys, shared_moments
-from fedpatch.coordinator.masking.random_groups import LEAST_GROUP, largest_group
+from fedpatch.coordinator.masking.masked_groups import LEAST_GROUP, largest_group
 from fedpatch.coordinator.rounds.encoding_for_device import ENCODING_HELP
 from fedpatch.coordinator.setting_conflicts.carried_work import CARRIED_WORK, NO_CARRIED_WORK
 from fedpatch.coordinator.setting_conflicts.conflict import conflicts_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
-from fedpatch.coordinator.masking.group_membership import RunGroups
+from fedpatch.coordinator.masking.masked_groups import RunGroups
 from fedpatch.coordinator.observability.status_message import StatusMessage
 from fedpatch.coordinator.rounds.held_devices import DRAINED
 from fedpatch.coordinator.rounds.round_journal import RoundStart

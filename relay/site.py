@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Self
 
-from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
+from fedpatch.coordinator.blobs.served_models import open_served
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.rounds.auto_deadline import LONGEST_DEADLINE_S
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
@@ -62,8 +62,6 @@ _TELL_EVERY_S = 0.5
 _IDLE_S = 0.5
 _SETTLE_S = 5.0
 _QUIET_S = 1.0
-# Longer than most deadlines of hubs; where a URL has expired, the chunks come by MQTT.
-_URLS_VALID_S = LONGEST_DEADLINE_S + MARGIN_S
 _MAX_RUN_LENGTH = 64
 _ID_FILE = "relay-id"
 
@@ -152,7 +150,9 @@ class Site:
 
     def __enter__(self) -> Self:
         settings = self._settings.downwards
-        self._served = open_served(settings.models_store, settings.models_url, settings.fleet, _URLS_VALID_S)
+        # No deadline of a hub is known yet; most are shorter. Where a URL has expired, the chunks come by MQTT.
+        store, url = settings.models_store, settings.models_url
+        self._served = open_served(store, url, settings.fleet, LONGEST_DEADLINE_S)
         if self._served is not None:
             self._served.check()
         self._revocations = Revocations(settings.ca_directory, settings.fleet)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED
-from fedpatch.coordinator.masking.random_groups import LEAST_GROUP, group_sizes
+from fedpatch.coordinator.masking.masked_groups import LEAST_GROUP, group_sizes
 from fedpatch.shared.masking.group_threshold import threshold_of
 from fedpatch.shared.privacy.plan import Plan, make_plan
 from fedpatch.shared.tasks.task import find_task

@@ -16,7 +16,7 @@ from fedpatch.shared.errors import FedpatchError, UsageError
 from fedpatch.shared.mqtt.url import is_place, split_url
 from fedpatch.shared.wire.messages import MAX_URL
 
-MARGIN_S = 3600.0
+_MARGIN_S = 3600.0
 """Seconds for which a presigned URL is valid after the deadline of a round, since pauses prolong a round."""
 _PUBLIC_FILE, _PUBLIC_DIRECTORY = 0o644, 0o755
 _RETRY_S = 10.0  # of a request; then chunks on the broker are used instead of the store
@@ -121,14 +121,14 @@ def _base_problem(url: str, *, insecure: bool) -> str | None:
     return None
 
 
-def open_served(store: str | None, url: str | None, fleet: str, valid_s: float) -> ServedModels | None:
+def open_served(store: str | None, url: str | None, fleet: str, deadline_s: float = 0.0) -> ServedModels | None:
     """Return the served models of a fleet; None without a store.
 
     Args:
         store: The setting `models_store`.
         url: The setting `models_url`; None: presigned URLs of the bucket.
         fleet: Name of the fleet.
-        valid_s: Seconds for which a presigned URL is valid.
+        deadline_s: Deadline of the rounds, in seconds; a presigned URL is valid for an hour more.
 
     Raises:
         UsageError: The store cannot be used, or the extra is not installed.
@@ -144,4 +144,4 @@ def open_served(store: str | None, url: str | None, fleet: str, valid_s: float) 
     sign = getattr(blobs, "sign", None)
     if sign is None:
         raise UsageError(f"models_store: {store} has no presigned URLs; set models_url")
-    return ServedModels(blobs, lambda key: str(sign(key, valid_s)))
+    return ServedModels(blobs, lambda key: str(sign(key, deadline_s + _MARGIN_S)))

@@ -74,7 +74,7 @@ def plan(
 def _groups(dp: str, devices: int, group_size: int, threshold: str, colluders: int) -> list[tuple[int, int]]:
     """Return the size of each masked group and how many of its devices share the noise; empty if the coordinator adds it."""
     from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED
-    from fedpatch.coordinator.masking.random_groups import LEAST_GROUP, group_sizes
+    from fedpatch.coordinator.masking.masked_groups import LEAST_GROUP, group_sizes
     from fedpatch.shared.errors import UsageError
     from fedpatch.shared.masking.group_threshold import most_colluders, threshold_of
     from fedpatch.shared.wire.masking_messages import MAX_GROUP, ThresholdRule

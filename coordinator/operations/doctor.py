@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedpatch.coordinator.blobs.blob_store import open_blobs
-from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
+from fedpatch.coordinator.blobs.served_models import open_served
 from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.coordinator.operations.failing_devices import devices_without_storage
 from fedpatch.coordinator.pki.certificate_status import check_authority
@@ -199,7 +199,7 @@ def _check_leader(settings: RunSettings, checkup: Checkup) -> None:
 def _check_models_store(settings: RunSettings, checkup: Checkup) -> None:
     """Check the store of models that devices fetch by URL, as `_check_blobs` does; devices may still not reach it."""
     try:
-        served = open_served(settings.models_store, settings.models_url, settings.fleet, MARGIN_S)
+        served = open_served(settings.models_store, settings.models_url, settings.fleet)
         if served is None:
             return
         served.check()

@@ -16,7 +16,7 @@ from fedpatch.coordinator.aggregation.registered_counts import check_members
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.exclusion import excludes
-from fedpatch.coordinator.masking.group_membership import RunGroups
+from fedpatch.coordinator.masking.masked_groups import RunGroups
 from fedpatch.coordinator.rounds.asked_after_decline import lasts
 from fedpatch.coordinator.rounds.decline_hints import hint_for, word_of
 from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory

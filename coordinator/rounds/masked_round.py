@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from fedpatch.coordinator.masking.group import GroupState, MaskedGroup, OpenGroup
-from fedpatch.coordinator.masking.group_membership import RunGroups
+from fedpatch.coordinator.masking.masked_groups import RunGroups
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, ParticipantEvent, Phase, State
 from fedpatch.coordinator.rounds.round_journal import MaskingEntry
 from fedpatch.coordinator.rounds.round_phases import GROUP_LOST, RETURN_S, Round

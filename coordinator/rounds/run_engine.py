@@ -46,7 +46,7 @@ from typing import Any
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.cohort.selection import Selection, draw
-from fedpatch.coordinator.masking.group_membership import REGISTER, RunGroups
+from fedpatch.coordinator.masking.masked_groups import REGISTER, RunGroups
 from fedpatch.coordinator.rounds.active_round import ActiveRound, new_scheduler
 from fedpatch.coordinator.rounds.auto_deadline import evaluation_policy, policy_of
 from fedpatch.coordinator.rounds.carried_rounds import CarriedRounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedpatch.coordinator.masking.random_groups import largest_group
+from fedpatch.coordinator.masking.masked_groups import largest_group
 from fedpatch.shared.masking.revocation import RevocationList
 from fedpatch.shared.masking.signed_keys import Authorities
 from fedpatch.shared.wire.masking_messages import SecureTerms, ThresholdRule
@@ -16,7 +16,7 @@ class SecurePolicy:
     """The conditions of a masked run (coordinator.rounds.masked_round).
 
     Attributes:
-        size: Greatest size of a group, except where groups are merged (coordinator.masking.random_groups).
+        size: Greatest size of a group, except where groups are merged (coordinator.masking.masked_groups).
         least: Least size of a group.
         threshold: Rule for the number of members that must reveal their shares.
         bits: Bits of a masked value.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from fedpatch.coordinator.masking.group_membership import RunGroups
+from fedpatch.coordinator.masking.masked_groups import RunGroups
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.runtime.connected_run import ConnectedRun
 from fedpatch.coordinator.runtime.resumed_rounds import devices_of_last_run, seen_devices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
+from fedpatch.coordinator.blobs.served_models import open_served
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.guard.stop_request import StopRequest
@@ -56,7 +56,7 @@ def play_rounds(run: ConnectedRun, opening: RunOpening) -> Stopped:
     registry.none_online(settings.fleet)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, run.view.say, settings.max_devices)
     engine = engine_at_start(run, opening, quarantine.held)
-    served = open_served(settings.models_store, settings.models_url, settings.fleet, spec.policy.deadline_s + MARGIN_S)
+    served = open_served(settings.models_store, settings.models_url, settings.fleet, spec.policy.deadline_s)
     publisher = make_publisher(settings.fleet, state_dir, connection, blobs=blobs, served=served, guard=guard)
     connection.ingress_filter.expect(spec.max_blob_bytes, spec.chunk_bytes)
     revocations = Revocations(settings.ca_directory, settings.fleet)

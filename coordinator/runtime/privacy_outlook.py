@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fedpatch.coordinator.aggregation.gaussian_noise import values_of
-from fedpatch.coordinator.masking.random_groups import group_sizes
+from fedpatch.coordinator.masking.masked_groups import group_sizes
 from fedpatch.coordinator.runtime.run_preparation import Prepared, privacy_policy, secure_policy
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.masking.group_threshold import threshold_of

@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from fedpatch.coordinator.blobs.blob_store import open_blobs
-from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
+from fedpatch.coordinator.blobs.served_models import open_served
 from fedpatch.coordinator.observability.round_tracing import require_tracing
 from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.pki.masking_authority import require_revocations
@@ -56,7 +56,7 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
     state_dir = settings.state_dir.absolute()
     if ports.leadership is None:  # with standbys the store is checked before the wait; a leader retries its store
         open_blobs(settings.blobs, state_dir / "new").check()
-    if (served := open_served(settings.models_store, settings.models_url, settings.fleet, MARGIN_S)) is not None:
+    if (served := open_served(settings.models_store, settings.models_url, settings.fleet)) is not None:
         served.check()
     choose_database(state_dir / REGISTRY_FILE, settings.state)
     with ExitStack() as locks, ExitStack() as stack:

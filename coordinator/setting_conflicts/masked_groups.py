@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fedpatch.coordinator.masking.random_groups import MAX_GROUP_OF_U8
+from fedpatch.coordinator.masking.masked_groups import MAX_GROUP_OF_U8
 from fedpatch.coordinator.setting_conflicts.conflict import Conflict
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, Table, delete, exists, func, select, 
 from sqlalchemy import insert as insert_into
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
-from fedpatch.coordinator.masking.group_membership import REGISTER
+from fedpatch.coordinator.masking.masked_groups import REGISTER
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_journal import MaskingEntry, RoundJournal
 from fedpatch.coordinator.rounds.round_record import RoundRecord

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.masking.signed_keys import Authorities
+from fedpatch.shared.masking.signed_keys import Authorities, is_issued_by
 from fedpatch.shared.wire.masking_messages import MAX_REVOCATIONS_BYTES
 
 if TYPE_CHECKING:
@@ -50,6 +50,13 @@ class RevocationList:
         """Raise WireError once the list has ended; `now` is in unix seconds."""
         if now > self.ends:
             raise WireError(f"revocation list {self.number} has ended; {_REMEDY}")
+
+    def require_not_revoked(self, device: str, certificate: x509.Certificate) -> None:
+        """Raise WireError for a revoked certificate of a member, and for one of another CA, of which the list says nothing."""
+        if not is_issued_by(certificate, self.authority):
+            raise WireError(f"the certificate of {device} is not of the CA of the revocation list")
+        if certificate.serial_number in self.serials:
+            raise WireError(f"the certificate of {device} is revoked")
 
 
 def read_revocations(der: bytes, authorities: Authorities) -> RevocationList:

@@ -122,10 +122,10 @@ def check_signed_keys(
         raise WireError(f"the certificate of {device} cannot be read: {error}") from None
     if why := _for_another(about, device, authorities.fleet, now):
         raise WireError(f"the certificate of {device} {why}")
-    if not any(_issued(certificate, authority) for authority in authorities.certificates):
+    if not any(is_issued_by(certificate, authority) for authority in authorities.certificates):
         raise WireError(f"the certificate of {device} was not issued by the CA of this fleet")
     if revoked is not None:
-        _require_not_revoked(device, certificate, revoked)
+        revoked.require_not_revoked(device, certificate)
     if why := _for_a_server(certificate):
         raise WireError(f"the certificate of {device} {why}")
     try:
@@ -134,16 +134,6 @@ def check_signed_keys(
         public.verify(keys.signature, _signed(device, keys, request), ECDSA(SHA256()))
     except InvalidSignature:
         raise WireError(f"the signature of {device} is not one of these keys in this round") from None
-
-
-def _require_not_revoked(device: str, certificate: object, revoked: RevocationList) -> None:
-    from cryptography import x509
-
-    assert isinstance(certificate, x509.Certificate)
-    if not _issued(certificate, revoked.authority):
-        raise WireError(f"the certificate of {device} is not of the CA of the revocation list")
-    if certificate.serial_number in revoked.serials:
-        raise WireError(f"the certificate of {device} is revoked")
 
 
 def sign_statement(text: bytes, private_key: bytes) -> bytes:
@@ -229,7 +219,8 @@ def _for_a_server(certificate: object) -> str:
     return "" if any(one in purposes for one in allowed) else "is one of a server"
 
 
-def _issued(certificate: object, authority: bytes) -> bool:
+def is_issued_by(certificate: object, authority: bytes) -> bool:
+    """Return whether the CA with this certificate, in DER, has signed a certificate."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 

@@ -16,7 +16,7 @@ from fedpatch.coordinator.aggregation.masked_mean import masked_mean, private_ma
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, policy_of
 from fedpatch.coordinator.masking.group import OpenGroup
-from fedpatch.coordinator.masking.random_groups import LEAST_GROUP, MAX_GROUP_OF_U8, group_sizes, largest_group
+from fedpatch.coordinator.masking.masked_groups import LEAST_GROUP, MAX_GROUP_OF_U8, group_sizes, largest_group
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.masking.device_vector import make_vector, step_between, weight_class
 from fedpatch.shared.masking.group_context import write_grid

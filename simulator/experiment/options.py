@@ -12,7 +12,7 @@ from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED
 from fedpatch.coordinator.aggregation.strategy import refusal_of_rule
 from fedpatch.coordinator.cohort.selection import ROUNDING
 from fedpatch.coordinator.find_strategy import STRATEGIES, find_strategy, rate_of, strategy_for
-from fedpatch.coordinator.masking.random_groups import LEAST_GROUP, largest_group
+from fedpatch.coordinator.masking.masked_groups import LEAST_GROUP, largest_group
 from fedpatch.coordinator.setting_conflicts.differential_privacy import NoiseSettings, privacy_problems
 from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs
 from fedpatch.coordinator.guard.quarantine import Quarantine
-from fedpatch.coordinator.masking.group_membership import RunGroups
+from fedpatch.coordinator.masking.masked_groups import RunGroups
 from fedpatch.coordinator.rounds.run_engine import Engine, drive_engine
 from fedpatch.coordinator.rounds.run_events import (
     ChunkReceived,

@@ -18,7 +18,7 @@ from fedpatch.coordinator.guard.rate_limiter import (
     MESSAGES_PER_REQUEST,
     MESSAGES_PER_S,
 )
-from fedpatch.coordinator.masking.random_groups import LEAST_GROUP, group_sizes
+from fedpatch.coordinator.masking.masked_groups import LEAST_GROUP, group_sizes
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.masking.group_threshold import most_colluders, threshold_of

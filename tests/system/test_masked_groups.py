@@ -14,7 +14,7 @@ import pytest
 
 from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, masked_mean
 from fedpatch.coordinator.masking.group import GroupState
-from fedpatch.coordinator.masking.random_groups import draw_groups
+from fedpatch.coordinator.masking.masked_groups import draw_groups
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.runtime import aggregator, engine_at_start
 from fedpatch.coordinator.runtime.start_run import start_run

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.masking.group_membership import RunGroups
-from fedpatch.coordinator.masking.random_groups import draw_groups
+from fedpatch.coordinator.masking.masked_groups import RunGroups, draw_groups
 
 SIZES = {"size": 8, "least": 4}
 

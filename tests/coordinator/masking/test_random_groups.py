@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.masking.random_groups import draw_groups, group_sizes, largest_group
+from fedpatch.coordinator.masking.masked_groups import draw_groups, group_sizes, largest_group
 
 SIZES = st.integers(2, 64).flatmap(lambda size: st.tuples(st.just(size), st.integers(2, size)))
 

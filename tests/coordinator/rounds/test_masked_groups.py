@@ -11,7 +11,7 @@ import pytest
 
 from fedpatch.coordinator.aggregation.limit_syntax import Limits
 from fedpatch.coordinator.masking.group import MaskedGroup
-from fedpatch.coordinator.masking.group_membership import REGISTER
+from fedpatch.coordinator.masking.masked_groups import REGISTER
 from fedpatch.coordinator.rounds.masked_round import MaskedRound
 from fedpatch.coordinator.rounds.participant_transitions import Phase, State
 from fedpatch.coordinator.rounds.round_journal import (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from fedpatch.coordinator.masking.group_membership import REGISTER
+from fedpatch.coordinator.masking.masked_groups import REGISTER
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.database.tables import masking
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
