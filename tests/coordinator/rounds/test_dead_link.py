@@ -6,9 +6,12 @@ import pytest
 
 from fedpatch.coordinator.rounds.link_check import LINK_CHECK_S, LINK_NEWS_S
 from fedpatch.coordinator.rounds.run_effects import CheckLink
-from fedpatch.coordinator.rounds.run_events import DevicePresence, LinkChanged, TimePassed
-from tests.coordinator.engines import asking, current, report_all
-from tests.support.specs import gone
+from fedpatch.coordinator.rounds.run_events import ChunkReceived, DevicePresence, LinkChanged, TimePassed
+from fedpatch.shared.wire.chunks import cut
+from fedpatch.shared.wire.messages import Decline
+from fedpatch.shared.wire.reason_codes import DeclineReason
+from tests.coordinator.engines import BLOB, asking, current, report_all, send
+from tests.support.specs import gone, update
 
 
 def checks(made, until: float) -> list[tuple[float, CheckLink]]:
@@ -49,9 +52,17 @@ def test_link_that_stays_down_ends_the_round_at_its_deadline():
     assert (made.records[0].failure, made.records[0].seconds) == ("too_few_accepted", 60.0)
 
 
-def test_round_that_has_heard_anything_checks_nothing():
+HEARD = {
+    "presence": lambda made: made.handle(DevicePresence("a", gone()), 1.0),
+    "message": lambda made: send(made, "a", Decline(DeclineReason.UNWILLING, "")),
+    "chunk": lambda made: made.handle(ChunkReceived("a", cut(BLOB, update(BLOB), 0)), 1.0),
+}
+
+
+@pytest.mark.parametrize("heard", HEARD.values(), ids=HEARD)
+def test_round_that_has_heard_anything_checks_nothing(heard):
     made = asking("abc", deadline_s=600.0)
-    made.handle(DevicePresence("a", gone()), 1.0)
+    heard(made)
     assert checks(made, 60.0) == []
 
 
