@@ -10,9 +10,18 @@ _NO_PI = "neither the kernel nor vcgencmd says it (both are there on a Raspberry
 
 
 def vcgencmd(tree: SysFs, word: str, otherwise: str = _NO_PI) -> str:
-    """Return the answer to a word, such as "measure_temp".
+    """Ask the firmware.
 
-    Raises FactUnavailable without the program, with `otherwise` as the reason.
+    Args:
+        tree: The machine's file system.
+        word: Command of the program, such as "measure_temp".
+        otherwise: Reason of the error for a machine without the program.
+
+    Returns:
+        The answer.
+
+    Raises:
+        FactUnavailable: The program is absent, fails or is late.
     """
     program = tree.program("vcgencmd")
     if program is None:

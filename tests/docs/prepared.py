@@ -10,7 +10,7 @@ FOLLOWED_ALONE = {
 # Pages whose commands run until they are stopped, or need a package that the development tools leave out. These tests run the
 # same programs; the options on these pages are checked as on every page.
 PLAYED_ELSEWHERE = {
-    "docs/how-to/console.md": "tests/coordinator/console/test_terms.py",
+    "docs/how-to/console.md": "tests/coordinator/console/test_listen_terms.py",
     "docs/how-to/home-assistant.md": "tests/device_agent/bus",
     "docs/how-to/postgresql.md": "tests/system/test_postgresql.py",
     "docs/how-to/standby.md": "tests/system/test_standby.py",
