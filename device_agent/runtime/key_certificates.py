@@ -118,7 +118,7 @@ class CertificateFiles:
         try:
             der = self._revocations.load()
         except StateError as error:
-            _log.error("%s; delete the file to take the next list of the coordinator as it is", error)
+            _log.error("%s", error)
             raise WireError("this device cannot read its revocation list; its log names the file") from None
         try:
             return read_revocations(der, self._trusted()) if der else None

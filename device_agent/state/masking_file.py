@@ -6,11 +6,11 @@ import logging
 from pathlib import Path
 
 from fedpatch.device_agent.masking.masking_round import MaskingRound
-from fedpatch.shared.app.files import refusals_of, seal, unseal, write_atomic
-from fedpatch.shared.errors import StateError, WireError
+from fedpatch.shared.app.files import read_state, refusals_of, seal, unseal, write_atomic
+from fedpatch.shared.errors import StateError, StateUnreadable, WireError
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
 
-FILE = "masking.bin"
+MASKING_FILE = "masking.bin"
 _LINE = b"fedpatch masking 1\n"
 
 log = logging.getLogger("fedpatch.agent")
@@ -24,7 +24,7 @@ class MaskingFile:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / FILE
+        self.path = directory / MASKING_FILE
         self._written = b""
 
     def load(self) -> MaskingRound | None:
@@ -33,14 +33,15 @@ class MaskingFile:
         A damaged file is deleted, since its secrets are useless: the device then takes no further part in that round.
 
         Raises:
-            StateError: The file is there and cannot be read; it may be whole, and stays.
+            StateUnreadable: The file is there and cannot be read now; it may be whole, and stays.
         """
-        with refusals_of(self.path):
-            if not self.path.exists():
-                return None
-            data = self.path.read_bytes()
         try:
+            data = read_state(self.path)
             state = self._decode(data)
+        except FileNotFoundError:
+            return None
+        except StateUnreadable:
+            raise
         except (StateError, WireError) as error:
             log.error("%s: the state of the last masked round is damaged, and is deleted (%s)", self.path, error)
             self.delete()
@@ -49,10 +50,13 @@ class MaskingFile:
         return state
 
     def problem(self) -> str:
-        """Return the damage of the file; "" for none. Nothing is changed. OSError where it cannot be read."""
+        """Return the damage of the file; "" for none. Nothing is changed. StateUnreadable as of `load`."""
         try:
-            if self.path.exists():
-                self._decode(self.path.read_bytes())
+            self._decode(read_state(self.path))
+        except FileNotFoundError:
+            return ""
+        except StateUnreadable:
+            raise
         except (StateError, WireError) as error:
             return str(error)
         return ""

@@ -62,14 +62,9 @@ class OfferedBases:
             write_atomic(self.path, seal(_LINE, b"".join(map(bytes.fromhex, known))))
         self._known = known
 
-    def problem(self) -> str:
-        """Return the damage of the file; "" for none. OSError where it cannot be read."""
-        try:
-            if self.path.exists():
-                self._decode(self.path.read_bytes())
-        except StateError as error:
-            return str(error)
-        return ""
+    def check(self) -> None:
+        """Raise StateError, with the remedy, if the record is damaged or cannot be read now; an absent one is in order."""
+        self._read()
 
     def _read(self) -> list[str]:
         try:

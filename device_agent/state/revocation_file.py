@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedpatch.shared.app.files import read_state, refusals_of, seal, unseal, write_atomic
+from fedpatch.shared.errors import StateError
 
 REVOCATIONS_FILE = "revocations.bin"
 _LINE = b"fedpatch revocations 1\n"
@@ -24,13 +25,19 @@ class RevocationFile:
         """Return the list; empty without a file.
 
         Raises:
-            StateError: The file is damaged or cannot be read; the list may be whole, and stays.
+            StateError: The file is damaged, or cannot be read now (StateUnreadable); it stays.
         """
         try:
             data = read_state(self.path)
         except (FileNotFoundError, NotADirectoryError):
             return b""
-        return bytes(unseal(self.path, _LINE, data, "a list of revoked certificates"))
+        try:
+            return bytes(unseal(self.path, _LINE, data, "a list of revoked certificates"))
+        except StateError as error:
+            raise StateError(
+                f"{error}; restore {REVOCATIONS_FILE} from a copy, or delete it: then the coordinator's next list counts, even "
+                "an old one"
+            ) from error
 
     def save(self, der: bytes) -> None:
         """Write the list. Raises StateError: then no round may begin with it."""

@@ -34,8 +34,9 @@ from fedpatch.device_agent.state.patch_store import (
     patch_remedy,
 )
 from fedpatch.device_agent.state.privacy_account import DevicePrivacyAccount
+from fedpatch.device_agent.state.revocation_file import RevocationFile
 from fedpatch.device_agent.state.update_spool import UpdateSpool
-from fedpatch.shared.app.files import previous_of, remedy_at, remedy_for, stamp_of, unseal, write_atomic
+from fedpatch.shared.app.files import previous_of, read_state, remedy_at, remedy_for, stamp_of, unseal, write_atomic
 from fedpatch.shared.errors import FedpatchError, StateError, StateUnreadable, problem_and_remedy
 from fedpatch.shared.tensors.patch_policy import parse_policy
 from fedpatch.shared.tensors.schema import Schema
@@ -222,19 +223,36 @@ def _record_problems(directory: Path, private: str) -> Iterator[tuple[bool, str,
         DevicePrivacyAccount(directory)
     except StateError as error:
         yield True, *problem_and_remedy(str(error))
-    if problem := MaskingFile(directory).problem():
-        yield False, problem, "nothing: the agent deletes it when it starts, and the device is lost to its last group"
-    if problem := OfferedBases(directory).problem():
-        yield True, *problem_and_remedy(problem)
+    yield from _masking_problems(directory)
     yield from _light_problems(directory)
     for name in _names(directory / PATCHES):
         if name.endswith(RECORD_SUFFIX):
             path = directory / PATCHES / name
             try:
-                unseal(path, RECORD_LINE, path.read_bytes(), "a record of what stayed private")
+                unseal(path, RECORD_LINE, read_state(path), "a record of what stayed private")
+            except StateUnreadable as error:
+                yield True, *problem_and_remedy(str(error))
             except StateError as error:
                 remedy = "set `private` to what is to stay at least, or delete it: it is made anew from the patches"
                 yield not private, str(error), remedy
+
+
+def _masking_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
+    """Return the faulty files of masked rounds: the secrets of the last one, the spent bases, the revoked certificates."""
+    try:
+        if problem := MaskingFile(directory).problem():
+            yield (
+                False,
+                problem,
+                "nothing: the agent deletes it when it starts, and the device is lost to its last group",
+            )
+    except StateUnreadable as error:  # the agent does not start
+        yield True, *problem_and_remedy(str(error))
+    for check in (OfferedBases(directory).check, RevocationFile(directory).load):
+        try:
+            check()
+        except StateError as error:
+            yield True, *problem_and_remedy(str(error))
 
 
 def _light_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:

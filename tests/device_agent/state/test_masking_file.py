@@ -13,7 +13,7 @@ import pytest
 from fedpatch.device_agent.job.effect_loop import drive_job
 from fedpatch.device_agent.job.job_effects import ForgetMasking, SendAfterSave
 from fedpatch.device_agent.job.job_events import EffectFailed
-from fedpatch.device_agent.state.masking_file import FILE, MaskingFile
+from fedpatch.device_agent.state.masking_file import MASKING_FILE, MaskingFile
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept
 from tests.device_agent.effect_runners import performer_of
@@ -40,7 +40,7 @@ def states():
 def test_state_is_read_back_and_only_the_owner_may_read_it(tmp_path, state):
     MaskingFile(tmp_path).save(state)
     assert MaskingFile(tmp_path).load() == state
-    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / MASKING_FILE).stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_state_that_the_system_withholds_is_kept_and_ends_the_start(tmp_path, mo
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "read_bytes", refuse)
-        with pytest.raises(StateError, match=f"{FILE}: Permission denied; "):
+        with pytest.raises(StateError, match=f"{MASKING_FILE}: cannot be read now: Permission denied; "):
             MaskingFile(tmp_path).load()
     assert MaskingFile(tmp_path).load() == states()[2]
 

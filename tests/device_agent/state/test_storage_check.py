@@ -37,6 +37,7 @@ from fedpatch.device_agent.state.patch_store import (
 )
 from fedpatch.device_agent.state.privacy_account import DevicePrivacyAccount
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
+from fedpatch.device_agent.state.revocation_file import RevocationFile
 from fedpatch.device_agent.state.storage_check import RETRY_S, Storage, stored_problems
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.shared.app.files import previous_of
@@ -321,6 +322,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert masking is not None
     MaskingFile(state).save(masking)
     OfferedBases(state).add("ec" * 32)
+    RevocationFile(state).save(b"a list")
     ModelCache(state / "held").write(Held("ab" * 32, "cd" * 32, "fp32", 3), b"xyz")
     spool = UpdateSpool(state / "spool")
     spool.update_path.write_bytes(b"update")
@@ -392,6 +394,7 @@ def test_flipped_bit_in_any_file_of_an_agent_is_found(whole: Path, which: int, a
         (f"patches/{TASK}.private", "affine", "warn", "delete it"),
         ("masking.bin", "", "warn", "nothing: the agent deletes it"),
         ("masked-bases", "", "fail", "move it away"),
+        ("revocations.bin", "", "fail", "the coordinator's next list counts"),
     ],
 )
 def test_damaged_record_is_a_finding_that_fails_where_rounds_are_declined_for_it(
