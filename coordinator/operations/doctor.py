@@ -33,7 +33,7 @@ from fedpatch.shared.diagnostics.broker_rights import AclParty
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.host import Space, check_clock, check_memory, check_state_dir, check_versions
 from fedpatch.shared.diagnostics.own_certificate import check_own_certificate
-from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.errors import FedpatchError, problem_and_remedy
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.tensors.packing import max_blob_bytes
@@ -135,8 +135,7 @@ def _check_blobs(settings: RunSettings, directory: Path, checkup: Checkup) -> No
     try:
         open_blobs(settings.blobs, directory / "doctor").check()
     except FedpatchError as error:
-        text, _, remedy = error_text(error).partition("; ")
-        checkup.fail("blobs", text, remedy)
+        checkup.fail("blobs", *problem_and_remedy(error_text(error)))
     else:
         checkup.good("blobs", f"{settings.blobs} can be written")
 
@@ -164,8 +163,7 @@ def _check_database(settings: RunSettings, directory: Path, checkup: Checkup) ->
         has_tables = examine_database(path, settings.state)
         url = settings.state or url_of(path)
     except FedpatchError as error:
-        text, _, remedy = error_text(error).partition("; ")
-        checkup.fail("database", text, remedy)
+        checkup.fail("database", *problem_and_remedy(error_text(error)))
         return False
     if has_tables is None:
         return True
@@ -192,8 +190,7 @@ def _check_leader(settings: RunSettings, checkup: Checkup) -> None:
             "leader", leader_in_words(settings.state, settings.fleet) or "no coordinator has led the fleet yet"
         )
     except FedpatchError as error:
-        text, _, remedy = error_text(error).partition("; ")
-        checkup.fail("leader", text, remedy)
+        checkup.fail("leader", *problem_and_remedy(error_text(error)))
 
 
 def _check_models_store(settings: RunSettings, checkup: Checkup) -> None:
@@ -204,8 +201,7 @@ def _check_models_store(settings: RunSettings, checkup: Checkup) -> None:
             return
         served.check()
     except FedpatchError as error:
-        text, _, remedy = error_text(error).partition("; ")
-        checkup.fail("models_store", text, remedy)
+        checkup.fail("models_store", *problem_and_remedy(error_text(error)))
     else:
         checkup.good("models_store", f"{settings.models_store} can be written")
 

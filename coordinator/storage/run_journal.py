@@ -30,8 +30,8 @@ from typing import Any
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.storage.database.value_checks import check_record, check_run
-from fedpatch.shared.app.files import append_durably, make_directory, read_state, remedy_for
-from fedpatch.shared.errors import FedpatchError, StateError, StateUnreadable
+from fedpatch.shared.app.files import append_line, make_directory, read_state, remedy_for
+from fedpatch.shared.errors import FedpatchError, StateError, StateUnreadable, problem_and_remedy
 
 FILE = "journal.jsonl"
 RUNS = "runs"
@@ -171,7 +171,7 @@ class RunJournal:
             return RunHistory()
         except StateUnreadable as error:
             words = "the run goes on, and the registry alone has its changes until the journal can be read"
-            _log.warning("%s; %s", str(error).partition("; ")[0], words)
+            _log.warning("%s; %s", problem_and_remedy(str(error))[0], words)
             return None
         except (OSError, StateError) as error:
             _log.warning("%s", error)
@@ -184,7 +184,7 @@ class RunJournal:
         try:
             for directory in (self.directory, path.parent):
                 make_directory(directory)
-            append_durably(path, b"".join(map(_encoded, lines)))
+            append_line(path, b"".join(map(_encoded, lines)), durable=True)
             self._reached[run] = change
         except (OSError, FedpatchError) as error:
             words = (

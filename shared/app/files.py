@@ -160,11 +160,6 @@ def write_after(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def append_durably(path: Path, line: bytes) -> None:
-    """Append a line as `append_line` does, durably."""
-    append_line(path, line, durable=True)
-
-
 def append_line(path: Path, line: bytes, *, durable: bool = False) -> int:
     """Append a line to a file, and return the file's size.
 
@@ -228,10 +223,8 @@ def read_state(path: Path) -> bytes:
     try:
         return reading(path, path.read_bytes)
     except FileNotFoundError as error:
-        if path.is_symlink():
-            raise StateUnreadable(
-                f"{path}: a link to {os.readlink(path)}, which is not there; mount the disk that has it"
-            ) from error
+        if fault := broken_link(path):
+            raise StateUnreadable(f"{path}: {fault}; mount the disk that has it") from error
         raise
 
 
@@ -432,8 +425,13 @@ def make_directory(path: Path, mode: int = 0o700) -> None:
 
 def refuse_broken_link(path: Path) -> None:
     """Raise FileNotFoundError for a symbolic link whose target is absent, as of a disk that is not mounted."""
-    if path.is_symlink() and not path.exists():
-        raise FileNotFoundError(errno.ENOENT, f"a link to {os.readlink(path)}, which is not there", str(path))
+    if fault := broken_link(path):
+        raise FileNotFoundError(errno.ENOENT, fault, str(path))
+
+
+def broken_link(path: Path) -> str:
+    """Return the fault of a symbolic link whose target is absent; "" for every other path."""
+    return f"a link to {os.readlink(path)}, which is not there" if path.is_symlink() and not path.exists() else ""
 
 
 def sync_directory(directory: Path) -> None:

@@ -132,8 +132,7 @@ def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, peer: An
         # Without the own certificate, which has a check of its own and must not hide a fault of the broker's.
         context = tls_context(broker, replace(files, cert_file=None, key_file=None))
     except UsageError as error:
-        text, _, remedy = str(error).partition("; ")
-        checkup.fail("broker_tls", text, remedy)
+        checkup.fail("broker_tls", *problem_and_remedy(str(error)))
         return False
     assert context is not None
     family = sock.family

@@ -17,11 +17,11 @@ from pathlib import Path
 from fedpatch import shared
 from fedpatch.shared.app.clock import CLOCK_TOLERANCE_S, is_synchronised
 from fedpatch.shared.app.file_systems import passing_mounts, remedy_of_mode
-from fedpatch.shared.app.files import refuse_broken_link, write_atomic
+from fedpatch.shared.app.files import broken_link, refuse_broken_link, write_atomic
 from fedpatch.shared.app.formatting import minute, size
 from fedpatch.shared.app.locks import FileLock, require_record_locks
 from fedpatch.shared.diagnostics.checks import Checkup
-from fedpatch.shared.errors import StateError
+from fedpatch.shared.errors import StateError, problem_and_remedy
 
 # torch 2.10 and later dies with SIGILL on the Cortex-A53 and A72 of a Pi 3 and a Pi 4 (see pyproject.toml).
 _LAST_TORCH_ON_AARCH64 = (2, 9)
@@ -156,15 +156,13 @@ def check_state_dir(
 
 def _check_link(path: Path, checkup: Checkup) -> None:
     """Check a part of the state directory that may be a link to another disk; there is no finding without a problem."""
-    try:
-        refuse_broken_link(path)
-    except FileNotFoundError as error:
-        checkup.fail("state_dir", f"{path}: {error.strerror}", "mount the disk that has it, or put the link right")
+    if fault := broken_link(path):
+        checkup.fail("state_dir", f"{path}: {fault}", "mount the disk that has it, or put the link right")
 
 
 def _parts(error: StateError, directory: Path) -> tuple[str, str]:
     """Return problem and remedy of a file system without locks, with the directory in place of the probe."""
-    problem, _, remedy = str(error).partition("; ")
+    problem, remedy = problem_and_remedy(str(error))
     return f"{directory}: {problem.partition(': ')[2]}", remedy
 
 

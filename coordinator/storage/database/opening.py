@@ -93,7 +93,7 @@ def _present(path: Path, url: str | None) -> str | None:
     if url is None or url == known:
         return known
     if known is not None:
-        remedy = f"use that one, or another --state-dir; if the database has moved, change {path.with_name(URL_FILE)}"
+        remedy = f"use that one, or another --state-dir. If the database has moved, change {path.with_name(URL_FILE)}"
         raise UsageError(f"{path.parent}: its runs are in {known}, not in {url}; {remedy}")
     if path.is_file() or copy_of(path).is_file():
         raise UsageError(f"{path.parent}: its runs are in {path.name}, not in {url}; use another --state-dir")

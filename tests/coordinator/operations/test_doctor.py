@@ -238,7 +238,7 @@ def test_directories_of_blobs_and_models_that_cannot_be_written_fail(settings: R
     place = f"file://{tmp_path}/file/below"
     found = find(replace(settings, blobs=place, models_store=place, models_url="https://cdn.example/"))
     for name in ("blobs", "models_store"):
-        assert found[name].verdict == "fail" and "a file is where a directory is expected" in found[name].remedy, name
+        assert found[name].verdict == "fail" and "a file is where a directory is expected" in found[name].detail, name
 
 
 def test_without_a_broker_the_other_checks_go_on(settings):

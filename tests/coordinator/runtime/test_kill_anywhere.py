@@ -19,7 +19,7 @@ from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.database.transactions import Tables
 from fedpatch.coordinator.storage.run_journal import read_journal
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.shared.app.files import append_durably
+from fedpatch.shared.app.files import append_line
 from fedpatch.shared.wire.messages import Offer
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.registry_builders import new_run
@@ -56,7 +56,7 @@ class Guillotine:
 
     def installed(self, patch: pytest.MonkeyPatch) -> None:
         """Count as writes: start and commit of each transaction, and each file that is written, renamed or deleted."""
-        patch.setattr(run_journal, "append_durably", self.before(append_durably))
+        patch.setattr(run_journal, "append_line", self.before(append_line))
         patch.setattr(Path, "unlink", self.before(Path.unlink))
         patch.setattr(Path, "rmdir", self.before(Path.rmdir))
         patch.setattr(os, "replace", self.before(os.replace))

@@ -227,11 +227,11 @@ def test_rounds_played_again_replace_the_earlier_ones(path: Path, run: str):
 def journals_refused() -> Iterator[None]:
     """Simulate a disk that refuses lines of journals."""
 
-    def refuse(path: Path, line: bytes) -> None:
+    def refuse(path: Path, line: bytes, **_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_journal, "append_durably", refuse)
+        patch.setattr(run_journal, "append_line", refuse)
         yield
 
 

@@ -160,11 +160,11 @@ def test_journal_that_could_not_be_written_warns_and_the_registry_is_right(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
 
-    def refuse(path: Path, line: bytes) -> None:
+    def refuse(path: Path, line: bytes, **_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     with Registry(state_dir / REGISTRY_FILE) as registry:
-        monkeypatch.setattr(run_journal, "append_durably", refuse)
+        monkeypatch.setattr(run_journal, "append_line", refuse)
         registry.rounds.finish(registry.run("last").id, RoundRecord(2, "aggregated", 2, 2, 0, 2, 0.9))
     warnings = [one for one in bad(state_dir) if "checkpoint-000002" not in one.detail]
     assert [(one.verdict, "lags behind the registry" in one.detail) for one in warnings] == [("warn", True)]

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from fedpatch.shared.app.files import (
-    append_durably,
     append_line,
     check_state_directory,
     make_directory,
@@ -198,10 +197,10 @@ def test_state_directory_of_another_user_is_refused(tmp_path, monkeypatch):
 
 def test_appended_line_is_synced_before_the_call_returns_and_a_new_file_with_its_directory(tmp_path, monkeypatch):
     path, synced = tmp_path / "journal", record_syncs(monkeypatch)
-    append_durably(path, b"one\n")
+    append_line(path, b"one\n", durable=True)
     assert synced == [path, tmp_path]
     synced.clear()
-    append_durably(path, b"two\n")
+    append_line(path, b"two\n", durable=True)
     assert synced == [path]
     assert path.read_bytes() == b"one\ntwo\n"
 
