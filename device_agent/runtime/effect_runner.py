@@ -34,8 +34,8 @@ from fedpatch.device_agent.job.training_messages import Evaluated, Masked, Train
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.usage import JobUsage
 from fedpatch.device_agent.runtime.agent_ports import LimitsPort, TrainingPort
+from fedpatch.device_agent.runtime.download_effects import ModelDownloads
 from fedpatch.device_agent.runtime.message_sender import MessageSender
-from fedpatch.device_agent.runtime.model_downloads import ModelDownloads
 from fedpatch.device_agent.runtime.model_fetcher import FetchEvent, ModelFetcher
 from fedpatch.device_agent.runtime.personal_model_schedule import PersonalModelSchedule
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity

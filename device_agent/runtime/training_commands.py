@@ -16,7 +16,7 @@ from fedpatch.device_agent.job.job_events import DownloadDamaged, JobEvent
 from fedpatch.device_agent.job.training_messages import MaskCommand, ModelStep
 from fedpatch.device_agent.policy.usage import JobUsage
 from fedpatch.device_agent.runtime.agent_ports import TrainingPort
-from fedpatch.device_agent.runtime.model_downloads import ModelDownloads
+from fedpatch.device_agent.runtime.download_effects import ModelDownloads
 from fedpatch.device_agent.runtime.personal_model_schedule import PersonalModelSchedule
 from fedpatch.device_agent.runtime.train_command import command_of
 from fedpatch.device_agent.runtime.update_outbox import UpdateOutbox
