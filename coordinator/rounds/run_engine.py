@@ -11,26 +11,29 @@ The server's lines of Algorithm 1 (Mills, Hu and Min 2021; lines of the listing)
      4  for each client in parallel                   `_open_round`; invitations: ActiveRound.begin
    5-6  download the global model, optimiser values   PublishModel, `_on_model_published`
   7-15  patches, LocalUpdate                          on the device: device_agent.training.local_update
- 16-18  upload what is not a patch                    `_on_chunk`, `_on_update_stored`; StoreUpdate, an effect of ActiveRound
+ 16-18  upload, in chunks, what is not a patch        `_on_chunk`, `_on_update_stored`; StoreUpdate, an effect of ActiveRound
  20-23  GlobalModelUpdate, GlobalOptimUpdate          AggregateUpdates, an effect of ActiveRound; `_on_aggregated`
 
 The engine knows the phase of its round: SELECTING, RECRUITING, COLLECTING (in both of them devices train and upload), UNMASKING
 in a masked round, AGGREGATING, CLOSED or FAILED. `ActiveRound.round` changes it (coordinator.rounds.round_phases):
 
-- The invitation is the work request, so a device that accepts begins at once. It is sent again until the device answers, and
-  after a silence or a restart of the device. No device is invited later in place of another.
+- The invitation is the work request, so a device that accepts begins at once. It is sent again until the device answers, after
+  a silence, and when the device comes back; a device that is offline for `rejoin_s` has failed. No device is invited later in
+  place of another.
 - Recruiting ends when each device has answered, or at `recruit_deadline_s`, which a check of a silent link extends. The round
   fails if too few devices have accepted.
 - Collecting ends when no device is at work any more, `grace_s` after the quorum, or at the deadline; uploading devices on which
-  the quorum depends get `grace_s` more. Once recruiting is over, the round fails as soon as its quorum is out of reach, and
-  later if masked groups are lost and the other updates are too few.
+  the quorum depends get up to `grace_s` more, until it is reached. Once recruiting is over, the round fails as soon as its
+  quorum is out of reach, and later if masked groups are lost and the other updates are too few.
 - `recruit_deadline_s` and the deadline count from the invitation, so the publication of the model takes nothing from them. A
   round that is open at the end of the run's time limit is finished: the limit shortens its deadline.
 
-A round is *meant* for a share C of the fleet that counts, offline devices included, rounded down (coordinator.rounds.round_size
-has the least numbers). `over_select` invites more devices; unsteady devices, and absent ones whose turn it is, are invited
-besides. The *quorum* is the share of the meant devices that must report, at least `min_cohort`; it decreases if more devices
-leave the count during the round than were invited beyond the meant ones (coordinator.cohort.quorum).
+A training round is *meant* for a share C of the fleet that counts, offline devices included, rounded down; round_size has the
+least numbers and those of evaluate and buffered rounds. Devices that missed their last round do not count while the others are
+a majority. `over_select` invites more devices; unsteady devices, and absent ones whose turn it is, are invited besides. The
+*quorum* is the share of the meant devices that must report, at least `min_cohort`; it decreases if more devices leave the count
+during the round than were invited beyond the meant ones (coordinator.cohort.quorum). A device leaves the count by a hold, an
+offence or a lasting decline, never by going offline.
 
 An epoch is a process of this coordinator, not a pass over data: each resume begins one, and the run's time limit with it.
 """
@@ -242,8 +245,9 @@ class Engine:
         1. A termination criterion is met: the run ends.
         2. There is no link to the broker: wait. This time is no waiting time for devices.
         3. An earlier process has left a round open: continue it.
-        4. Too few devices count: wait for them, at last fail (`DeviceWait`). The first round of a process waits for all (after
-           a resume for a while only); any other waits for a quorum, and after a while without the missing devices.
+        4. Too few devices count: wait for them, after `wait_s` fail (`DeviceWait`). The first round that this process selects
+           waits for all (after a resume for a while only). Any other begins with a quorum; short of one, devices that stay
+           away soon do not count, so that fewer are enough.
         5. The interval or the pause after a failed round is not over: wait, except before an evaluate round.
         6. Select the clients and open the round.
         """
@@ -257,7 +261,7 @@ class Engine:
         if self._unfinished is not None:
             return self._continue_round(self._unfinished, now)
         evaluates, number = self.evaluates_next, self.last_round + 1
-        # An evaluate round after a training round asks the present devices, and does not wait for others.
+        # Once this process has selected a round, an evaluate round asks the present devices, and does not wait for others.
         asks_present = evaluates and not self._wait.first
         if not asks_present and not self._wait.wait_for_enough(now, number, self._pace.next_at, evaluates=evaluates):
             if now < self._wait.ends_at(self._pace.next_at):
@@ -279,7 +283,7 @@ class Engine:
             evaluated=self._evaluations.ended,
             out_of_time=out_of_time,
             stop_requested=self._stops_after_round,
-            failures=self._failures.counted,
+            failures=self._failures.counted,  # without excused ones, and those soon after a counted one
         )
         return stop_reason(self.spec, progress)
 
@@ -315,7 +319,7 @@ class Engine:
 
     def _select(self, number: int, *, evaluates: bool) -> RoundStart:
         # Algorithm 1, line 3: a share C of the fleet that counts, drawn from the devices that can be asked now.
-        # The same share of unsteady devices, and of absent ones whose turn it is, comes on top (Absences.choose).
+        # Of unsteady devices, and of absent ones whose turn it is, the share that is invited of the others comes on top.
         spec, carried = self.spec, self.carried
         meant = self._size.meant(evaluates=evaluates)
         room = meant if spec.carry is None else max(0, meant - len(carried.waiting) - carried.at_work)
@@ -449,7 +453,7 @@ class Engine:
         return self._close(current, "aggregated", now) + self._advance(now)
 
     def _close(self, current: ActiveRound, outcome: str, now: float) -> list[Effect]:
-        """End the open round; return the effects that save its record, and with it the new model.
+        """End the open round; return the effects that save its record, and the new model if there is one.
 
         Devices still at work were dismissed when collecting ended; of an evaluate round, or one that failed earlier, here.
         """
@@ -640,7 +644,7 @@ class Engine:
         return self._unfinished is None and self._evaluations.is_next(self.last_round - self._evaluations.number)
 
     def note_restarted(self, devices: Iterable[str]) -> None:
-        """Invite restarted devices in the next round, even if they are absent."""
+        """Let restarted devices be drawn for the next round, even if they are absent."""
         for device in devices:
             self._absences.restarted(device)
 
