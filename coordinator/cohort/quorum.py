@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedpatch.coordinator.cohort.selection import ROUNDING
+ROUNDING = 1e-9
+"""Added before rounding: in floating point 0.29 * 100 is a little less than 29, and 50 * 1.1 a little more than 55."""
 
 RULE = (
     "A round is meant for `participation` of the fleet, but no fewer than `min_cohort` devices. "

@@ -1,19 +1,16 @@
 """Sampling: the devices that a round invites.
 
 The cohort is random, and the same for the same seed and round. Paper, Algorithm 1, line 3: C * |S| of the clients, drawn
-without replacement from the available ones. The round invites more, because some devices decline or drop out (Bonawitz et al.
-2019: 130 %).
+without replacement from the available ones. The round invites more (coordinator.cohort.over_selection).
 """
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ROUNDING = 1e-9
-"""Added before rounding: in floating point 0.29 * 100 is a little less than 29, and 50 * 1.1 a little more than 55."""
+from fedpatch.coordinator.cohort.over_selection import invitations
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ def draw(devices: Sequence[str], target: int, over_select: float, seed: int, rou
     """
     drawn = sorted(set(devices))
     random.Random(f"{seed}:{round_number}").shuffle(drawn)
-    return Selection(target, tuple(drawn[: math.ceil(target * over_select - ROUNDING)]))
+    return Selection(target, tuple(drawn[: invitations(target, over_select)]))
 
 
 HELP = {

@@ -5,12 +5,12 @@ The checks do not disturb a running coordinator: they build no model beside it, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedpatch.coordinator.blobs.blob_store import open_blobs
 from fedpatch.coordinator.blobs.served_models import open_served
+from fedpatch.coordinator.cohort.over_selection import invitations
 from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.coordinator.operations.failing_devices import devices_without_storage
 from fedpatch.coordinator.pki.certificate_status import check_authority
@@ -121,7 +121,7 @@ def _space(settings: RunSettings, prepared: Prepared | None) -> Space:
     """Return the disk space that two checkpoints and the updates of a cohort need."""
     if prepared is None:
         return Space(_LEAST_DISK_BYTES, _LEAST_DISK_BYTES, "checkpoints and updates")
-    cohort = math.ceil(settings.devices * settings.participation * settings.over_select)
+    cohort = invitations(settings.devices * settings.participation, settings.over_select)
     # A server's state is the shared model and, with fedadam and fedavg-adam, two moments of each value.
     needed = 2 * 3 * prepared.public.nbytes + cohort * max_blob_bytes(prepared.travelling)
     least = max(_LEAST_DISK_BYTES, needed)

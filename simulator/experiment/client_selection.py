@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedpatch.coordinator.cohort.selection import ROUNDING, Selection, draw
+from fedpatch.coordinator.cohort.quorum import ROUNDING
+from fedpatch.coordinator.cohort.selection import Selection, draw
 from fedpatch.shared.errors import UsageError
 
 

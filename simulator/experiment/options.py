@@ -10,7 +10,7 @@ from typing import Any
 from fedpatch.coordinator.aggregation.limit_syntax import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED, MECHANISMS
 from fedpatch.coordinator.aggregation.strategy import refusal_of_rule
-from fedpatch.coordinator.cohort.selection import ROUNDING
+from fedpatch.coordinator.cohort.quorum import ROUNDING
 from fedpatch.coordinator.find_strategy import STRATEGIES, find_strategy, rate_of, strategy_for
 from fedpatch.coordinator.masking.masked_groups import LEAST_GROUP, largest_group
 from fedpatch.coordinator.setting_conflicts.differential_privacy import NoiseSettings, privacy_problems

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from fedpatch.coordinator.cohort.selection import ROUNDING
+from fedpatch.coordinator.cohort.quorum import ROUNDING
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.scripting.frames import frame_of
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms
