@@ -2,8 +2,8 @@
 
 With a delta encoding the coordinator and its devices hold bit-identical global models. So the step of a strategy is packed as
 it will travel, and the new model is the old one plus the unpacked step. Checkpoints, exports, the bases of updates and a
-resume use the same bits. With an encoding that has feedback (shared.tensors.encodings.FEEDBACK) the rounding error is added to
-the next step (error feedback on the server: Tang et al. 2019, "DoubleSqueeze", Algorithm 1).
+resume use the same bits. With an encoding that has feedback (shared.tensors.encoding_rules.FEEDBACK) the rounding error is
+added to the next step (error feedback on the server: Tang et al. 2019, "DoubleSqueeze", Algorithm 1).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from fedpatch.coordinator.setting_conflicts.evaluate_rounds import EVALUATE_ROUN
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import FedpatchError, UsageError
-from fedpatch.shared.tensors.encodings import KEEP
+from fedpatch.shared.tensors.encoding_rules import KEEP
 
 
 def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user

@@ -8,7 +8,7 @@ from fedpatch.coordinator.setting_conflicts.conflict import Conflict
 
 
 def _sends_drawn_values(encoding: str) -> bool:
-    from fedpatch.shared.tensors.encodings import KEEP  # loads numpy
+    from fedpatch.shared.tensors.encoding_rules import KEEP  # loads numpy
 
     return encoding in KEEP
 

@@ -1,19 +1,9 @@
-"""Delta encodings of tensors: the rule for each role of a tensor, and its bytes.
+"""Delta encodings of tensors: the bytes of each tensor, by its rule (shared.tensors.encoding_rules).
 
-    encoding     trained values   statistics, buffers   exp_avg             exp_avg_sq   integers, other moments
-    fp32, fp16   in the schema's dtype; fp16 halves trained values where it can (shared.tensors.packing)
-    delta-bf16   delta-bf16       delta-bf16            bf16                bf16         unchanged
-    delta-int8   delta-int8       delta-bf16            int8                delta-level  unchanged
-    delta-int4   delta-int4       delta-bf16            int4                delta-level  unchanged
-
-`delta-int8-half` and `delta-int8-quarter` are delta-int8 of one of two or four values, the public subset of the round
-(shared.tensors.subset); the others keep those of the base. The moments of a value travel with it. Statistics, and tensors of
-one dimension, travel whole.
-
-`delta-` means the difference to the same tensor of the base. A tensor is sent unchanged, in the schema's dtype, if it holds a
-value that its rule cannot write: one that is not finite, beyond a quarter of the dtype's range, or a negative variance. The
-receiver then sees the sender's values, and its usual checks reject them. Statistics and buffers are also sent unchanged where
-the rounding of the difference would exceed STATISTICS_ERROR of a value.
+A tensor is sent unchanged, in the schema's dtype, if it holds a value that its rule cannot write: one that is not finite,
+beyond a quarter of the dtype's range, or a negative variance. The receiver then sees the sender's values, and its usual checks
+reject them. Statistics and buffers are also sent unchanged where the rounding of the difference would exceed STATISTICS_ERROR
+of a value.
 
 There are three formats, each a pair of pure functions between a flat array and bytes. Decoding gives the same bits on every
 machine: it uses only IEEE sums, products and `ldexp` of literal numbers, and no logarithm, whose last bit depends on the
@@ -32,14 +22,14 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.tensors.arrays import Array, Tensors, TensorSpec
-from fedpatch.shared.tensors.integer_codes import INT4_TOP, INT8_TOP, from_codes, from_nibbles, to_codes, to_nibbles
+from fedpatch.shared.tensors.encoding_rules import BLOCK, KEEP, EncodingRule, rule_of
+from fedpatch.shared.tensors.integer_codes import INT4_TOP, from_codes, from_nibbles, to_codes, to_nibbles
 from fedpatch.shared.tensors.levels import from_levels, to_levels
 from fedpatch.shared.tensors.schema import base_name
 from fedpatch.shared.tensors.subset import SEED_BYTES, WAITING_SHARE, subset_of
@@ -61,18 +51,9 @@ def from_bf16(data: memoryview) -> Array:
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-BLOCK = 1024
 NO_SEED = bytes(SEED_BYTES)
 STATISTICS_ERROR = 2.0**-8
 """Greatest relative error of a statistic or a buffer, that of bf16 itself; beyond it the tensor is sent unchanged."""
-KEEP = {"delta-int8-half": 2, "delta-int8-quarter": 4}
-"""Encodings of a public subset: one of so many values travels in a round."""
-FEEDBACK = ("delta-int4", *KEEP)
-"""Encodings with error feedback (shared.tensors.error_feedback): of coarse rounding, or of values that are left out.
-
-The rounding of delta-int8 has no feedback, because it is unbiased. With scales as coarse as its own, feedback would also
-correct errors that the next round's training corrects anyway, and the residual would grow.
-"""
 
 
 def wide(dtype: Any) -> np.dtype[Any]:
@@ -83,80 +64,6 @@ def wide(dtype: Any) -> np.dtype[Any]:
 def greatest(dtype: Any) -> float:
     """Return the greatest magnitude that every format here can write: a quarter of the range, so that no sum overflows."""
     return min(float(np.finfo(dtype).max), float(np.finfo(np.float32).max)) / 4
-
-
-@dataclass(frozen=True)
-class EncodingRule:
-    """The format of one tensor in a delta encoding.
-
-    Attributes:
-        word: Name of the format in a blob.
-        kind: "bf16", "codes" or "levels".
-        delta: Whether the difference to the base is written instead of the value.
-        top: Greatest code.
-        block: Values that share one scale; 0: all values of the tensor.
-        coarse: Lower bound of a scale times `top`, in units of the root mean square of the block. It does not apply to tensors
-            of at most BLOCK values, which are small in any case.
-        inward: Whether codes are rounded towards zero instead of at random.
-        keep: One of so many values travels, drawn by the round's seed, which the bytes begin with; 1: all, and no seed.
-    """
-
-    word: str
-    kind: str
-    delta: bool = False
-    top: int = 0
-    block: int = 0
-    coarse: float = 0.0
-    inward: bool = False
-    keep: int = 1
-
-
-_DELTA_BF16 = EncodingRule("delta-bf16", "bf16", delta=True)
-_BF16 = EncodingRule("bf16", "bf16")
-# The coarseness was chosen by measurement (docs/explanation/performance.md, Bytes): updates are a sixteenth of fp32, without
-# more rounds.
-_DELTA_INT8 = EncodingRule("delta-int8", "codes", delta=True, top=INT8_TOP, coarse=1.0)
-# Rounded towards zero: if rounding makes a first moment greater than its second moment allows, Adam's steps become up to a
-# thousand times too long.
-_INT8 = EncodingRule("int8-blocks", "codes", top=INT8_TOP, block=BLOCK, coarse=0.2, inward=True)
-_DELTA_INT4 = EncodingRule("delta-int4", "codes", delta=True, top=INT4_TOP, block=BLOCK)
-_INT4 = EncodingRule("int4-blocks", "codes", top=INT4_TOP, block=BLOCK, inward=True)
-_DELTA_LEVEL = EncodingRule("delta-level", "levels", delta=True)
-
-# Rules of trained values, exp_avg and exp_avg_sq.
-_RULES = {
-    "delta-bf16": (_DELTA_BF16, _BF16, _BF16),
-    "delta-int8": (_DELTA_INT8, _INT8, _DELTA_LEVEL),
-    "delta-int4": (_DELTA_INT4, _INT4, _DELTA_LEVEL),
-}
-
-
-def _of_subset(rule: EncodingRule, name: str, keep: int) -> EncodingRule:
-    return replace(rule, word=f"{rule.word}-{name.rpartition('-')[2]}", keep=keep)
-
-
-_SUBSET_RULES = {
-    name: tuple(_of_subset(rule, name, keep) for rule in _RULES["delta-int8"]) for name, keep in KEEP.items()
-}
-
-
-def _rules_of(encoding: str, spec: TensorSpec) -> tuple[EncodingRule, ...]:
-    """Vectors, such as a bias, have few values: they travel whole also in an encoding of a subset."""
-    if encoding not in KEEP:
-        return _RULES[encoding]
-    return _SUBSET_RULES[encoding] if len(spec.shape) > 1 else _RULES["delta-int8"]
-
-
-def rule_of(encoding: str, spec: TensorSpec) -> EncodingRule | None:
-    """Return the rule of a delta encoding for a tensor, or None if the tensor is sent unchanged."""
-    if np.dtype(spec.dtype).kind != "f":
-        return None
-    trained, first, second = _rules_of(encoding, spec)
-    if spec.trainable:
-        return trained
-    if spec.role != "moment":
-        return _DELTA_BF16
-    return {"exp_avg": first, "exp_avg_sq": second}.get(spec.name.rpartition(":")[2])
 
 
 def encode_all(

@@ -14,7 +14,8 @@ import numpy as np
 
 from fedpatch.shared.errors import SchemaMismatch
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec, moment_name
-from fedpatch.shared.tensors.encodings import FEEDBACK, NO_SEED, feedback_share
+from fedpatch.shared.tensors.encoding_rules import FEEDBACK
+from fedpatch.shared.tensors.encodings import NO_SEED, feedback_share
 from fedpatch.shared.tensors.packing import Packed, pack, unpack
 
 

@@ -23,7 +23,7 @@ from fedpatch.coordinator.rounds.encoding_for_device import EVERYWHERE, whole_mo
 from fedpatch.device_agent.state.residual_store import as_kept
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
-from fedpatch.shared.tensors.encodings import FEEDBACK
+from fedpatch.shared.tensors.encoding_rules import FEEDBACK
 from fedpatch.shared.tensors.error_feedback import residual_name, step_with_feedback
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.subset import round_seed

@@ -19,7 +19,7 @@ from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchS
 from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import Tensors
-from fedpatch.shared.tensors.encodings import FEEDBACK
+from fedpatch.shared.tensors.encoding_rules import FEEDBACK
 from fedpatch.simulator.clients.population import load_population
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import Simulation, one_thread

@@ -17,7 +17,7 @@ from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.find_strategy import STRATEGIES
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec, moment_name, values_digest
-from fedpatch.shared.tensors.encodings import FEEDBACK
+from fedpatch.shared.tensors.encoding_rules import FEEDBACK
 from fedpatch.shared.tensors.error_feedback import pack_with_feedback, residual_name
 from fedpatch.shared.tensors.moment_bounds import check_moments
 from fedpatch.shared.tensors.packing import Packed, pack, unpack

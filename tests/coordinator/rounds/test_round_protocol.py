@@ -18,7 +18,7 @@ from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, ResendCh
 from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.coordinator.rounds.upload_scheduler import UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.work_requests import Invitations
-from fedpatch.shared.tensors.encodings import KEEP
+from fedpatch.shared.tensors.encoding_rules import KEEP
 from fedpatch.shared.wire.chunks import Bitmap, Chunk, cut
 from fedpatch.shared.wire.features import COORDINATOR_FEATURES, URL_FEATURE
 from fedpatch.shared.wire.messages import (

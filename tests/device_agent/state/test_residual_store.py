@@ -19,7 +19,7 @@ from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
-from fedpatch.shared.tensors.encodings import FEEDBACK
+from fedpatch.shared.tensors.encoding_rules import FEEDBACK
 from fedpatch.shared.tensors.error_feedback import residual_name
 from fedpatch.shared.tensors.packing import unpack
 from fedpatch.shared.wire.messages import ENCODINGS, Manifest

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fedpatch.shared.errors import SchemaMismatch, WireError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
-from fedpatch.shared.tensors.encodings import FEEDBACK, KEEP, decode, encode, feedback_share, rule_of, to_bf16
+from fedpatch.shared.tensors.encoding_rules import FEEDBACK, KEEP, rule_of
+from fedpatch.shared.tensors.encodings import decode, encode, feedback_share, to_bf16
 from fedpatch.shared.tensors.error_feedback import (
     is_residual,
     pack_with_feedback,

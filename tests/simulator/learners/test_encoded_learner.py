@@ -16,7 +16,7 @@ from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array, Tensors
-from fedpatch.shared.tensors.encodings import FEEDBACK
+from fedpatch.shared.tensors.encoding_rules import FEEDBACK
 from fedpatch.shared.tensors.error_feedback import pack_with_feedback
 from fedpatch.shared.tensors.packing import Packed, pack, unpack
 from fedpatch.shared.tensors.subset import round_seed
