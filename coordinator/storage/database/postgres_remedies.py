@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 _CONNECTIONS = "end other clients of the server, or raise its max_connections"
 GRANT = "have its owner grant this user USAGE and CREATE on the schema, and ALL on its tables"
 _OTHER_TABLES = (
-    "its tables are gone or changed; restore a backup, or use an empty database and `fedpatch runs --rebuild`"
+    "its tables are gone or changed: restore a backup, or use an empty database and `fedpatch runs --rebuild`"
 )
 _NO_PATH = "check the network and firewalls between this machine and the server"
 _IN_URL = "correct the options in the URL"
@@ -50,14 +50,14 @@ _REFUSALS = {
     "dates with the clock here",
     "root certificate file": "name the CA of the server's certificate in the URL (sslrootcert=FILE)",
     "does not match host name": "use a host name of the server's certificate in the URL",
-    "server does not support SSL": "turn TLS on in the server (ssl = on); sslmode in the URL requires it",
+    "server does not support SSL": "turn TLS on in the server (ssl = on), which sslmode in the URL requires",
     "resolve host|translate host": "correct the host name in the URL, or its DNS entry",
     r'role ".*" does not exist': "make the user (createuser NAME), or correct the user name in the URL",
     r'database ".*" does not exist': "make the database (createdb NAME), or correct its name in the URL",
     "Connection refused": "start the server, and let it listen at this address (listen_addresses, port)",
     "No such file": "start the server, or correct the folder of its socket in the URL",
-    "terminating connection": "start the server; its log has the reason",
-    "closed the connection": "start the server; its log has the reason. Or correct the port: another program answers there",
+    "terminating connection": "start the server. Its log has the reason",
+    "closed the connection": "start the server (its log has the reason), or correct the port: another program answers there",
     "fe80:.*Invalid argument": "name the interface of this address in the URL ([fe80::1%25eth0]), or use a host name",
     "invalid response|expected authentication request": "correct host and port in the URL: another program answers there",
     "invalid .* value|invalid connection option|unrecognized configuration parameter": _IN_URL,

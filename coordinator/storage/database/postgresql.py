@@ -380,7 +380,9 @@ def make_engine(url: str, name: str = "fedpatch", **arguments: Any) -> Engine:
     except ModuleNotFoundError:
         raise UsageError(f"{url}: needs psycopg; pip install 'fedpatch[postgresql]'") from None
     except (ArgumentError, ValueError):
-        raise UsageError(f"{url}: is no URL of a PostgreSQL database such as postgresql://USER@HOST/NAME") from None
+        raise UsageError(
+            f"{url}: is no URL of a PostgreSQL database; write one such as postgresql://USER@HOST/NAME"
+        ) from None
 
 
 def _version(db: Connection, name: str) -> int:

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from fedpatch.coordinator.storage.database.postgres_remedies import remedy_of
+from fedpatch.shared.errors import problem_and_remedy
 
 
 class _Refusal(Exception):
@@ -35,6 +36,9 @@ class _Refusal(Exception):
         (_Refusal("received invalid response to SSL negotiation: H"), "another program answers there"),
         (_Refusal('certificate file "/nowhere/a.crt" does not exist'), "sslcert"),
         (_Refusal("session is read-only"), "the primary server"),
+        (_Refusal("FATAL:  terminating connection due to administrator command"), "start the server"),
+        (_Refusal("server closed the connection unexpectedly"), "start the server"),
+        (_Refusal("server does not support SSL, but SSL was required"), "turn TLS on"),
         (_Refusal("connection to server failed: No route to host"), "firewalls"),
         (_Refusal("canceling statement due to statement timeout", "57014"), "take statement_timeout from this user"),
         (_Refusal("canceling statement due to lock timeout", "55P03"), "take lock_timeout from this user"),
@@ -48,5 +52,7 @@ class _Refusal(Exception):
         (_Refusal("no answer that has a code"), "make sure that the server runs"),
     ],
 )
-def test_remedy_follows_from_the_code_of_the_server_or_its_words(refusal, remedy):
-    assert remedy in remedy_of(OperationalError("SELECT 1", None, refusal))
+def test_remedy_follows_from_the_code_of_the_server_or_its_words_and_is_one_part_of_the_message(refusal, remedy):
+    found = remedy_of(OperationalError("SELECT 1", None, refusal))
+    assert problem_and_remedy(f"the database cannot be used; {found}")[1] == found
+    assert remedy in found
