@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedpatch.device_agent.masking.masking_round import MaskingRound
 from fedpatch.shared.app.files import read_state, refusals_of, seal, unseal, write_atomic
-from fedpatch.shared.errors import StateError, StateUnreadable, WireError
+from fedpatch.shared.errors import StateError, WireError
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
 
 MASKING_FILE = "masking.bin"
@@ -33,15 +33,14 @@ class MaskingFile:
         A damaged file is deleted, since its secrets are useless: the device then takes no further part in that round.
 
         Raises:
-            StateUnreadable: The file is there and cannot be read now; it may be whole, and stays.
+            StateError: The file is there and cannot be read (StateUnreadable: now); it may be whole, and stays.
         """
         try:
             data = read_state(self.path)
-            state = self._decode(data)
         except FileNotFoundError:
             return None
-        except StateUnreadable:
-            raise
+        try:
+            state = self._decode(data)
         except (StateError, WireError) as error:
             log.error("%s: the state of the last masked round is damaged, and is deleted (%s)", self.path, error)
             self.delete()
@@ -50,13 +49,13 @@ class MaskingFile:
         return state
 
     def problem(self) -> str:
-        """Return the damage of the file; "" for none. Nothing is changed. StateUnreadable as of `load`."""
+        """Return the damage of the file; "" for none. Nothing is changed. StateError as of `load`."""
         try:
-            self._decode(read_state(self.path))
+            data = read_state(self.path)
         except FileNotFoundError:
             return ""
-        except StateUnreadable:
-            raise
+        try:
+            self._decode(data)
         except (StateError, WireError) as error:
             return str(error)
         return ""

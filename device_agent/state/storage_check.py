@@ -246,7 +246,7 @@ def _masking_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
                 problem,
                 "nothing: the agent deletes it when it starts, and the device is lost to its last group",
             )
-    except StateUnreadable as error:  # the agent does not start
+    except StateError as error:  # the agent does not start
         yield True, *problem_and_remedy(str(error))
     for check in (OfferedBases(directory).check, RevocationFile(directory).load):
         try:

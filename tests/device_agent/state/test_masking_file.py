@@ -14,6 +14,7 @@ from fedpatch.device_agent.job.effect_loop import drive_job
 from fedpatch.device_agent.job.job_effects import ForgetMasking, SendAfterSave
 from fedpatch.device_agent.job.job_events import EffectFailed
 from fedpatch.device_agent.state.masking_file import MASKING_FILE, MaskingFile
+from fedpatch.device_agent.state.storage_check import stored_problems
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept
 from tests.device_agent.effect_runners import performer_of
@@ -68,6 +69,14 @@ def test_state_that_the_system_withholds_is_kept_and_ends_the_start(tmp_path, mo
         with pytest.raises(StateError, match=f"{MASKING_FILE}: cannot be read now: Permission denied; "):
             MaskingFile(tmp_path).load()
     assert MaskingFile(tmp_path).load() == states()[2]
+
+
+def test_directory_in_place_of_the_state_stays_and_ends_the_start(tmp_path):
+    (tmp_path / MASKING_FILE / "part").mkdir(parents=True)
+    with pytest.raises(StateError, match=f"{MASKING_FILE}: Is a directory; "):
+        MaskingFile(tmp_path).load()
+    assert [declines for declines, *_ in stored_problems(tmp_path)] == [True]
+    assert (tmp_path / MASKING_FILE / "part").exists()
 
 
 def test_without_a_file_there_is_no_state(tmp_path):
