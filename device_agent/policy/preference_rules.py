@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from operator import attrgetter, ge, le
 from typing import Any
 
-from fedpatch.device_agent.policy.quiet_hours import QuietHours, next_midnight
 from fedpatch.device_agent.policy.return_margins import LOAD_MARGIN, TEMPERATURE_MARGIN_C, more_battery, more_space
 from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.wire.reason_codes import Condition, LinkKind
@@ -29,14 +27,6 @@ class OwnUsage:
     memory_mib: float = 0.0
 
 
-@dataclass(frozen=True)
-class End:
-    """The end of an objection by the clock: in words, and its time after an aware local time; None for no end to come."""
-
-    words: str
-    after: Callable[[QuietHours, datetime], datetime | None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Preference:
     """A preference.
@@ -49,14 +39,14 @@ class Preference:
             owner money or sleep. None: no fact decides.
         retry_after_s: Seconds until another request may be accepted: a battery takes long to charge, a moment of load is soon
             over.
-        ends: The end of the objection, where the clock has it, in place of `retry_after_s`; None elsewhere.
+        ends: The end of the objection in words, where the clock decides it in place of `retry_after_s`; else empty.
     """
 
     condition: Condition
     requires: str
     allowed_if_unknown: bool | None = None
     retry_after_s: float = 0.0
-    ends: End | None = None
+    ends: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +232,7 @@ FACT_PREFERENCES: Mapping[str, FactPreference] = {
     ),
 }
 
-_MIDNIGHT = End("midnight", lambda quiet_hours, local: next_midnight(local))
+_MIDNIGHT = "midnight"
 
 PREFERENCES: Mapping[str, Preference] = {
     **FACT_PREFERENCES,
@@ -252,7 +242,7 @@ PREFERENCES: Mapping[str, Preference] = {
         requires="a local time outside them",
         allowed_if_unknown=DENY,
         retry_after_s=60.0,
-        ends=End("their end", lambda quiet_hours, local: quiet_hours.until(local)),
+        ends="their end",
     ),
     "max_rounds_per_day": Preference(condition=Condition.ROUNDS_SPENT, requires="fewer rounds today", ends=_MIDNIGHT),
     "max_mib_per_day": Preference(

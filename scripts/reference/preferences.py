@@ -16,7 +16,7 @@ def page() -> str:
             one.requires,
             f"`{one.condition}`",
             _if_unknown(one),
-            one.ends.words if one.ends else _time(one.retry_after_s),
+            one.ends or _time(one.retry_after_s),
         )
         for name, one in PREFERENCES.items()
     ]
@@ -24,7 +24,7 @@ def page() -> str:
 
 
 def _asked_again(one: Preference) -> str:
-    return one.ends.words if one.ends else _time(one.retry_after_s)
+    return one.ends or _time(one.retry_after_s)
 
 
 def _if_unknown(one: Preference) -> str:
