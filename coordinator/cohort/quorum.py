@@ -9,7 +9,9 @@ import math
 from dataclasses import dataclass
 
 ROUNDING = 1e-9
-"""Added before rounding: in floating point 0.29 * 100 is a little less than 29, and 50 * 1.1 a little more than 55."""
+"""Added before rounding down, subtracted before rounding up: in floating point 0.29 * 100 is a little less than 29, and
+50 * 1.1 a little more than 55.
+"""
 
 RULE = (
     "A round is meant for `participation` of the fleet, but no fewer than `min_cohort` devices. "

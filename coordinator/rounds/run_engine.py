@@ -32,8 +32,8 @@ A training round is *meant* for a share C of the fleet that counts, offline devi
 least numbers and those of evaluate and buffered rounds. Devices that missed their last round do not count while the others are
 a majority. `over_select` invites more devices; unsteady devices, and absent ones whose turn it is, are invited besides. The
 *quorum* is the share of the meant devices that must report, at least `min_cohort`; it decreases if more devices leave the count
-during the round than were invited beyond the meant ones (coordinator.cohort.quorum). A device leaves the count by a hold, an
-offence or a lasting decline, never by going offline.
+during the round than were invited beyond the meant ones (coordinator.cohort.quorum). A device leaves the count of an open round
+by quarantine, revocation, an offence or a lasting decline, not by going offline.
 
 An epoch is a process of this coordinator, not a pass over data: each resume begins one, and the run's time limit with it.
 """
@@ -124,8 +124,8 @@ class Engine:
         jitter: Randomness of the times at which devices retry their uploads.
         holds: Devices that are quarantined or drained at the start, each with the kind of the hold.
         seen: Devices that earlier epochs have seen with the task; they count although they may be offline.
-        last_run: Devices that the fleet's last run has seen with the task. The first round waits for `devices` devices: held
-            devices of the last run lower that number, and its missing devices are named.
+        last_run: Devices that the fleet's last run has seen with the task. The first round waits for `devices` devices, less
+            the held ones for which no other device is known; missing devices of the last run are named.
         carried: Work for rounds that are over, by device (coordinator.buffered).
         waiting: Committed updates of a failed round that wait for the next version, by device; only in buffered runs.
         rest_s: The rest of `round_interval_s` after the last aggregated round, in seconds; not used if a round is unfinished.
@@ -408,7 +408,7 @@ class Engine:
         if self.fleet.held(device) == QUARANTINED:
             return self._outdated.answer_quarantined(device, envelope)
         if isinstance(envelope.body, Decline) and envelope.run == self.spec.run:
-            # The device is asked again after its own pause, or where the reason lasts, once its presence has changed.
+            # The device is asked again after its own pause or with another presence; where the reason lasts, after a restart.
             self.fleet.declined(device, envelope.body, now)
         if (work := self.carried.work_of(device, envelope, current)) is not None:
             next_round_s = self._pace.next_at - now
@@ -418,7 +418,7 @@ class Engine:
             # The job of the device belongs to an earlier epoch; the same request, sent again, moves it to this one.
             return current.ask([device], now)
         if stale is not None or current is None:
-            # The answer ends the job of the device, or repeats that its update is committed.
+            # The answer ends the job of the device, repeats that its update is committed, or lets it wait for a paused run.
             return self._outdated.answer(device, envelope, stale or RefuseReason.LATE)
         return current.on_message(device, envelope.body, now) + self._advance(now)
 
@@ -637,7 +637,7 @@ class Engine:
     def evaluates_next(self) -> bool:
         """True if the open round, or else the next one, is an evaluate round.
 
-        That is once after `evaluate_every` training rounds, failed ones included.
+        That is once after `evaluate_every` training rounds, failed ones included; `fedpatch evaluate` has no other round.
         """
         if self.open is not None:
             return self.open.evaluates
