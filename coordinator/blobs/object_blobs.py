@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
@@ -284,7 +283,7 @@ class ObjectBlobs:
                 except TimeoutError:
                     if done.done():  # it ended just after the wait, or raised a TimeoutError of its own
                         return done.result()
-                self._waits.look(time.monotonic())
+                self._waits.look(self._waits.clock())
 
     @contextmanager
     def _refusals(self, key: str) -> Iterator[None]:

@@ -38,7 +38,7 @@ class StoreWaits(threading.Event):
     """The requests that wait. As an event it is set when the process shall end: from then on no thread waits long.
 
     Args:
-        clock: Returns monotonic seconds.
+        clock: Returns monotonic seconds, by which requests begin; `look` and `words` take its seconds.
 
     Example:
         >>> clock = iter([0.0]).__next__
@@ -50,7 +50,7 @@ class StoreWaits(threading.Event):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._clock = clock
+        self.clock = clock
         self._numbers = itertools.count()
         self._open: dict[int, _Request] = {}
         self._answered: list[_Request] = []
@@ -71,7 +71,7 @@ class StoreWaits(threading.Event):
             abandon: Called by `look` after this time, and soon when the process shall end: it makes the request fail.
         """
         number = next(self._numbers)
-        self._open[number] = request = _Request(kind, place, self._clock(), patience_s, abandon)
+        self._open[number] = request = _Request(kind, place, self.clock(), patience_s, abandon)
         try:
             yield
             if place in self._reported:

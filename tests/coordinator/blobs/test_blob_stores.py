@@ -279,6 +279,14 @@ def test_request_that_the_store_never_answers_is_logged_and_abandoned_soon_after
     assert "s3://fleet at 127.0.0.1" in caplog.messages[0]
 
 
+def test_request_is_as_old_as_the_clock_of_its_waits_says(s3, monkeypatch):
+    monkeypatch.setattr(object_blobs, "_LOOK_S", 1e-4)
+    monkeypatch.setattr(time, "monotonic", lambda: 1e9)
+    blobs = open_blobs(s3, Path("r-1"), ending=StoreWaits(lambda: 0.0))
+    blobs.put("a", b"x")
+    assert blobs.get("a") == b"x"
+
+
 def test_request_that_ends_just_after_a_wait_has_its_result(s3, monkeypatch):
     class Late(Future[Any]):
         """Its result comes between the end of a wait and the next look."""
