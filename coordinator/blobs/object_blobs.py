@@ -283,7 +283,7 @@ class ObjectBlobs:
                 except TimeoutError:
                     if done.done():  # it ended just after the wait, or raised a TimeoutError of its own
                         return done.result()
-                self._waits.look(self._waits.clock())
+                self._waits.look()
 
     @contextmanager
     def _refusals(self, key: str) -> Iterator[None]:

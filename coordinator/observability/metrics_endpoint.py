@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -98,7 +97,7 @@ def observed(
     metrics.traffic.leader_epoch.labels(settings.fleet).set(engine.spec.leader_epoch or 0)
     known = waits or StoreWaits()
     for kind in KINDS:
-        metrics.traffic.silent.labels(kind).set_function(partial(_of_waits, known, kind))
+        metrics.traffic.silent.labels(kind).set_function(partial(known.silent_s, kind))
     metrics.traffic.free.set_function(partial(_of_disk, directory, "free"))
     metrics.traffic.size.set_function(partial(_of_disk, directory, "total"))
     for name, ask in {**of_files(settings), **certificates}.items():
@@ -152,10 +151,6 @@ def serve(registry: CollectorRegistry, address: Address) -> tuple[Callable[[], N
         thread.join()
 
     return stop, f"http://{Address(address.host, server.server_port)}/metrics"
-
-
-def _of_waits(waits: StoreWaits, kind: str) -> float:
-    return waits.silent_s(kind, time.monotonic())
 
 
 def _of_disk(directory: Path, what: str) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -25,9 +24,8 @@ def watching(waits: StoreWaits, publish: Callable[[str], None]) -> Iterator[None
     def watch() -> None:
         last = ""
         while not ended.wait(LOOK_S):
-            now = time.monotonic()
-            waits.look(now)
-            words = waits.words(now)
+            waits.look()
+            words = waits.words()
             if words or last:
                 publish(words)
             last = words

@@ -38,19 +38,18 @@ class StoreWaits(threading.Event):
     """The requests that wait. As an event it is set when the process shall end: from then on no thread waits long.
 
     Args:
-        clock: Returns monotonic seconds, by which requests begin; `look` and `words` take its seconds.
+        clock: Returns monotonic seconds: the one clock by which requests begin and are looked at.
 
     Example:
-        >>> clock = iter([0.0]).__next__
-        >>> waits = StoreWaits(clock)
+        >>> waits = StoreWaits(clock=iter([0.0, 42.0]).__next__)
         >>> with waits.request("registry", "postgresql://db/fleet", 60.0):
-        ...     waits.words(42.0)
+        ...     waits.words()
         'postgresql://db/fleet has not answered for 42 s'
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self.clock = clock
+        self._clock = clock
         self._numbers = itertools.count()
         self._open: dict[int, _Request] = {}
         self._answered: list[_Request] = []
@@ -71,7 +70,7 @@ class StoreWaits(threading.Event):
             abandon: Called by `look` after this time, and soon when the process shall end: it makes the request fail.
         """
         number = next(self._numbers)
-        self._open[number] = request = _Request(kind, place, self.clock(), patience_s, abandon)
+        self._open[number] = request = _Request(kind, place, self._clock(), patience_s, abandon)
         try:
             yield
             if place in self._reported:
@@ -79,17 +78,20 @@ class StoreWaits(threading.Event):
         finally:
             del self._open[number]
 
-    def silent_s(self, kind: str, now: float) -> float:
+    def silent_s(self, kind: str) -> float:
         """Return the seconds for which the oldest request to stores of a kind has waited; 0 without one."""
+        now = self._clock()
         return max((now - one.began_at for one in list(self._open.values()) if one.kind == kind), default=0.0)
 
-    def words(self, now: float) -> str:
+    def words(self) -> str:
         """Return the stores that are silent, in words; "" for none."""
+        now = self._clock()
         since = self._silent(now)
         return "; ".join(f"{place} has not answered for {duration(now - one.began_at)}" for place, one in since.items())
 
-    def look(self, now: float) -> None:
+    def look(self) -> None:
         """Log the stores that have become silent or answer again, and abandon requests that have waited too long."""
+        now = self._clock()
         with self._lock:
             for request in self._overdue(now):
                 request.abandon()

@@ -56,11 +56,13 @@ def test_endpoint_serves_as_long_as_the_run(printed, tmp_path):
 
 
 def test_time_of_a_request_to_a_silent_store_is_served(printed, tmp_path):
-    waits = StoreWaits(lambda: time.monotonic() - 40.0)
+    seconds = [0.0]
+    waits = StoreWaits(lambda: seconds[-1])
     with observed(_settings(), engine(), tmp_path, printed.view, waits=waits), waits.request(BLOBS, "s3://fleet", 90.0):
+        seconds.append(40.0)
         text = fetch(printed.lines[0].removeprefix("metrics: "))
     assert '\nfedpatch_store_wait_seconds{store="registry"} 0.0\n' in text
-    assert '\nfedpatch_store_wait_seconds{store="blobs"} 40.' in text
+    assert '\nfedpatch_store_wait_seconds{store="blobs"} 40.0\n' in text
 
 
 def test_two_runs_in_one_process_have_separate_metrics(printed, tmp_path):

@@ -352,19 +352,21 @@ def test_silent_server_is_reported_and_its_connection_made_anew(
     tmp_path: Path, mortal: PostgresServer, caplog: pytest.LogCaptureFixture
 ):
     """A paused server accepts bytes and never answers."""
-    waits = StoreWaits()
+    ahead_s = [0.0]
+    waits = StoreWaits(lambda: time.monotonic() + ahead_s[-1])
     with Registry(mortal.state(tmp_path)) as registry:
         run = new_run(registry).id
         registry.lead("lab", ending=waits)
         mortal.freeze()
         change = threading.Thread(target=registry.reopen, args=(run,))
         change.start()
-        while not waits.silent_s(REGISTRY, time.monotonic()):
+        while not waits.silent_s(REGISTRY):
             pass
-        waits.look(time.monotonic() + postgresql.PATIENCE_S)
+        ahead_s.append(postgresql.PATIENCE_S)
+        waits.look()
         mortal.thaw()
         change.join()
-        waits.look(time.monotonic())
+        waits.look()
         assert registry.changes(run) == 2
     assert "no answer for 1 min 0 s; waiting for 1 min 0 s at most" in caplog.text
     assert "answers again" in caplog.text
