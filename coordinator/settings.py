@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from fedpatch.coordinator.aggregation.limit_syntax import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
@@ -62,6 +62,14 @@ _deadline = partial(setting, group=_DEADLINES, le=_YEAR_S, unit="seconds")
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings(Settings):
     """Settings of rounds, for a real fleet and for the demo."""
+
+    common: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("task", "strategy", "private", "learning_rate", "epochs", "personal", "seed"),
+            *("rounds", "target_ua", "devices", "participation", "quorum", "late", "time_limit_s", "deadline_s"),
+            *("encoding", "metrics", "tracker", "dp", "secure"),
+        }
+    )
 
     task: str = _training("digits", help="Task to train, by name or as module:attribute.")
     strategy: str = _training(
@@ -410,6 +418,10 @@ class RoundSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(RoundSettings, BrokerSettings):
     """Settings of `fedpatch run`, a run over a real fleet."""
+
+    common: ClassVar[frozenset[str]] = RoundSettings.common | {
+        *("broker", "username", "password_file", "ca_file", "cert_file", "insecure", "fleet", "state_dir")
+    }
 
     evaluate_every: int = _rounds(
         0,

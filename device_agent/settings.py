@@ -46,6 +46,15 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
     """`fedpatch-agent run`: one device of a fleet."""
 
     env_prefix: ClassVar[str] = "FEDPATCH_AGENT_"
+    common: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("broker", "username", "password_file", "ca_file", "cert_file", "insecure", "fleet", "device_id"),
+            *("charging", "unmetered", "max_temperature", "max_load", "quiet_hours", "allowed_tasks"),
+            *("max_rounds_per_day", "max_mib_per_day", "max_minutes_per_day"),
+            *("task", "data", "data_root", "state_dir", "admission", "threads", "max_memory_mib"),
+            *("private", "max_epsilon", "secure", "keep_models", "metrics", "share_vitals"),
+        }
+    )
 
     device_id: str = _connection(
         "",

@@ -31,6 +31,15 @@ class RelaySettings(Settings):
     """`fedpatch-relay run`: the relay of one site."""
 
     env_prefix: ClassVar[str] = "FEDPATCH_RELAY_"
+    common: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("up", "up_fleet", "device_id", "up_username", "up_password_file"),
+            *("up_ca_file", "up_cert_file", "up_insecure"),
+            *("down", "fleet", "down_username", "down_password_file"),
+            *("down_ca_file", "down_cert_file", "down_insecure"),
+            *("task", "state_dir", "min_cohort", "quorum", "grace_s", "max_devices", "max_members"),
+        }
+    )
 
     up: str = setting(
         group=_UP,

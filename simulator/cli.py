@@ -95,6 +95,11 @@ _TERMS: Sequence[tuple[str, str, str]] = (
     ("bad", "SHARE", "Share of bad clients, which user accuracy leaves out."),
 )
 """The terms of a study that are options: name, metavar, help. Types and defaults are those of Study."""
+_COMMON_TERMS = {
+    *("strategy", "private", "rounds", "target_ua", "seed", "learning_rate", "batch_size", "encoding", "aggregate"),
+    *("dp", "noise_multiplier", "dp_clip", "secure", "personal", "attack", "bad"),
+}
+"""The terms whose options `--help` shows; `--help-all` shows the others too."""
 
 Trackers = Annotated[
     list[str] | None,
@@ -112,7 +117,7 @@ def _options() -> Iterator[Parameter]:
         yield option(name, Annotated[kind, typer.Option(metavar=metavar, help=help)], default)
 
 
-@with_options(tuple(_options()), "terms")
+@with_options(tuple(_options()), "terms", rare={name for name, *_ in _TERMS} - _COMMON_TERMS)
 def simulate(
     context: typer.Context,
     terms: dict[str, Any],

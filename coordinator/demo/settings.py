@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import ClassVar
 
 from fedpatch.coordinator.settings import ROUNDS, RoundSettings, RunSettings
 from fedpatch.shared.config.fields import setting
@@ -14,6 +15,8 @@ from fedpatch.shared.mqtt.url import parse_broker_url
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings(RoundSettings):
     """Settings of a demo: rounds, devices, and a broker unless the built-in one is used."""
+
+    common: ClassVar[frozenset[str]] = RoundSettings.common | {"out", "broker"}
 
     devices: int = setting(10, group=ROUNDS, ge=1, le=1000, unit="devices", help="Number of devices to start.")
     target_ua: float | None = setting(

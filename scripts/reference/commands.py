@@ -71,6 +71,7 @@ COMMON = {
     "install-completion",
     "show-completion",
     "help",
+    "help-all",
 }
 _CONFIG = "--config"
 _AS_RUN = ", as of fedpatch run"

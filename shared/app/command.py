@@ -1,7 +1,8 @@
 """Base of the command lines: commands, groups of commands, exit codes, and logging options.
 
 An error is printed as a sentence and sets the exit code. Every command has an example in its `--help`, and the options
-`--debug`, `--log-format` and `--version`. Results go to stdout, messages and logs to stderr. A group has headings in its
+`--debug`, `--log-format` and `--version`. `--help` leaves out the options that a command marks as rare; `--help-all` shows
+them. Results go to stdout, messages and logs to stderr. A group has headings in its
 help, refuses empty paths, and can import a command's module only when the command is called.
 """
 
@@ -13,8 +14,9 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NoReturn, TextIO
 
@@ -27,11 +29,28 @@ from fedpatch.shared.app.logging import LineFormatter, LogFormat, journal_priori
 from fedpatch.shared.errors import ConfigError, FedpatchError, UsageError
 
 _STDERR = 2  # file descriptor; stdin and stdout have the lower ones
+_ALL_OPTIONS = "fedpatch.all_options"  # key of a context in which the help has the rare options too
 _PATHS = ("PATH", "FILE", "DIR")  # metavars of paths in help; FILE... where there may be several
 
 
-class _StrictPaths:
-    """Mixin for commands: it refuses empty paths, and corrects the help of flags."""
+class _OwnCommand:
+    """Mixin for commands: it refuses empty paths, corrects the help of flags, and leaves rare options out of `--help`."""
+
+    @property
+    def rare_options(self) -> frozenset[str]:
+        """Names of the parameters that only `--help-all` shows."""
+        return getattr(self.callback, "rare_options", frozenset())  # type: ignore[attr-defined]  # the other base class has it
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help; unless `--help-all` was given, without the rare options but with their number."""
+        shown: Any = self
+        if self.rare_options and not ctx.meta.get(_ALL_OPTIONS):
+            # A copy, since the options stay in `params` for parsing and for the completion of the shell.
+            shown = copy(self)
+            shown.params = [one for one in shown.params if one.name not in self.rare_options]
+            more = f"{len(self.rare_options)} more options: {ctx.command_path} --help-all"
+            shown.epilog = f"{shown.epilog}\n\n{more}" if shown.epilog else more
+        super(_OwnCommand, shown).format_help(ctx, formatter)  # type: ignore[misc]  # the other base class has it
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as typer does. Raises ConfigError for an empty path, because pathlib reads it as the current folder."""
@@ -70,11 +89,11 @@ class _StrictPaths:
         return params
 
 
-class Command(_StrictPaths, TyperCommand):
+class Command(_OwnCommand, TyperCommand):
     """A command."""
 
 
-class Group(_StrictPaths, TyperGroup):
+class Group(_OwnCommand, TyperGroup):
     """A command that has subcommands."""
 
 
@@ -119,8 +138,18 @@ def _show_version(context: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
+def _show_all_options(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        context.meta[_ALL_OPTIONS] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
 _Version = Annotated[
     bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version; stop.")
+]
+_HelpAll = Annotated[
+    bool, typer.Option("--help-all", callback=_show_all_options, is_eager=True, help="Show the rare options too; stop.")
 ]
 _Debug = Annotated[
     bool, typer.Option("--debug", "-v", help="Log what happens on stderr, and where an error comes from.")
@@ -187,11 +216,14 @@ def command(
 
 
 def with_debug(function: Callable[..., None], log_level: int = logging.WARNING) -> Callable[..., None]:
-    """Return `function` for typer, with the additional options `--debug`, `--log-format` and `--version`."""
+    """Return `function` for typer, with the additional options `--debug`, `--log-format` and `--version`.
+
+    It also gets `--help-all` if some of its options are rare.
+    """
 
     @functools.wraps(function)
-    def run(*, debug: bool, log_format: LogFormat, version: bool, **given: Any) -> None:
-        del version  # its callback has handled it
+    def run(*, debug: bool, log_format: LogFormat, version: bool, help_all: bool = False, **given: Any) -> None:
+        del version, help_all  # their callbacks have handled them
         set_up_logging(logging.DEBUG if debug else log_level, log_format)
         function(**given)
         if (context := given.get("context")) is not None:
@@ -200,8 +232,14 @@ def with_debug(function: Callable[..., None], log_level: int = logging.WARNING) 
     # typer keeps the line breaks of a docstring, which do not fit the width of the terminal.
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
     run.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    options = (("debug", _Debug, False), ("log_format", _LogFormat, LogFormat.TEXT), ("version", _Version, False))
-    add_options(run, function, [option(*one) for one in options])
+    options = [
+        option("debug", _Debug, False),
+        option("log_format", _LogFormat, LogFormat.TEXT),
+        option("version", _Version, False),
+    ]
+    if getattr(function, "rare_options", ()):
+        options.append(option("help_all", _HelpAll, False))
+    add_options(run, function, options)
     return run
 
 
@@ -224,9 +262,14 @@ def option(name: str, annotation: Any, default: object = None) -> inspect.Parame
 
 
 def with_options(
-    options: Sequence[inspect.Parameter], argument: str
+    options: Sequence[inspect.Parameter], argument: str, rare: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that gives a command options; the command gets their values by name as `argument`.
+
+    Args:
+        options: Made by `option`.
+        argument: A parameter of the command, which typer does not see.
+        rare: Names of the options that only `--help-all` shows.
 
     Example:
         >>> @with_options([option("speed", int, 3)], "given")
@@ -243,7 +286,7 @@ def with_options(
             given = {one.name: values.pop(one.name) for one in options}
             function(**{argument: given}, **values)
 
-        add_options(run, function, options, replaced=argument)
+        add_options(run, function, options, replaced=(argument,), rare=rare)
         return run
 
     return decorate
@@ -254,6 +297,7 @@ def add_options(
     function: Callable[..., Any],
     options: Sequence[inspect.Parameter],
     replaced: Sequence[str] = (),
+    rare: Collection[str] = (),
 ) -> None:
     """Let typer see the parameters of `function` and further options in `run`.
 
@@ -262,11 +306,13 @@ def add_options(
         function: Has parameters of its own, which typer reads.
         options: Further parameters of `run`.
         replaced: Parameters of `function` that `run` builds from the options and hides from typer.
+        rare: Names of the options that only `--help-all` shows, besides the rare ones of `function`.
     """
     own = inspect.signature(function, eval_str=True).parameters.values()
     parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own if one.name not in replaced] + [*options]
     run.__dict__["__signature__"] = inspect.Signature(parameters)  # typer reads the signature
     run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__dict__["rare_options"] = getattr(function, "rare_options", frozenset()) | frozenset(rare)
 
 
 def no_options(version: _Version = False) -> None:

@@ -112,6 +112,8 @@ class Settings:
     """Base of all settings. shared.config.load.load checks values; a constructor call does not."""
 
     env_prefix: ClassVar[str] = "FEDPATCH_"
+    common: ClassVar[frozenset[str]] = frozenset()
+    """Names of the settings whose options `--help` shows, with those of most runs; empty: all. `--help-all` shows all."""
 
     @classmethod
     def fit(cls, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -305,6 +305,7 @@ def cli_options(cls: type[S], *, find_file: FindFile | None = None) -> Callable[
     The command gets the loaded settings as its keyword argument `settings`; its own parameters stay, by keyword. The options
     are texts with the default None. `load` checks their values together with those of all other places, so that the
     precedence holds and an error has the same text in each place. A command with a parameter `source` gets their Source too.
+    Options of settings that are not in `cls.common` are rare: only `--help-all` shows them.
     """
     # Imported here, since a program without a command line does not need typer.
     from fedpatch.shared.app.command import add_options
@@ -331,7 +332,8 @@ def cli_options(cls: type[S], *, find_file: FindFile | None = None) -> Callable[
                 raise typer.Exit
             return command(settings=loaded.settings, **given)
 
-        add_options(run, command, _options(known, cls.env_prefix), replaced=("settings", "source"))
+        rare = {one.name for one in known if cls.common and one.name not in cls.common and not one.rules.secret}
+        add_options(run, command, _options(known, cls.env_prefix), replaced=("settings", "source"), rare=rare)
         return run
 
     return decorate

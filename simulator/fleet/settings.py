@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 from fedpatch.coordinator.dependent_defaults import fitting_grace, shared_moments
@@ -44,6 +44,15 @@ class FleetTerms(Settings):
     of the devices wanted are asked because 6 to 10 % of them drop out. Training times and links are those of single-board
     computers on home lines with the paper's 2NN (200,000 parameters); they are assumptions, so put in your own.
     """
+
+    common: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("devices", "rounds", "seed", "participation", "over_select", "quorum", "late", "deadline_s"),
+            *("model_bytes", "update_bytes", "train_s", "slow_share", "slow_factor", "speed_range"),
+            *("down_mbit_s", "up_mbit_s", "unwilling", "dropout_training", "dropout_upload", "away_s", "away_share"),
+            *("train", "train_data", "strategy", "private", "target_ua"),
+        }
+    )
 
     devices: int = _as_in_a_run("devices", 1000, help="Number of devices.")
     rounds: int = _as_in_a_run("rounds", 20)

@@ -12,12 +12,16 @@ from typer.testing import CliRunner
 
 from fedpatch.coordinator.runtime.changeable_settings import MAY_CHANGE
 from fedpatch.shared import __version__
+from fedpatch.shared.config.fields import settings_of
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from scripts.reference.commands import PROGRAMS, children, commands
+from scripts.reference.configuration import COMMANDS as COMMANDS_OF_SETTINGS
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8")
-COMMANDS = [path for name, app in PROGRAMS.items() for path, _ in commands(get_command(app), (name,))]
+FOUND = {path: command for name, app in PROGRAMS.items() for path, command in commands(get_command(app), (name,))}
+COMMANDS = list(FOUND)
+WITH_RARE_OPTIONS = [path for path, command in FOUND.items() if command.rare_options]
 
 
 @pytest.mark.medium
@@ -28,6 +32,46 @@ def test_every_command_has_help_with_an_example(path):
     assert result.exit_code == 0
     assert f"Example: {' '.join(path)}" in result.stdout
     assert re.search(rf"^    {' '.join(path)}(\s|$)", PAGE, re.MULTILINE)
+
+
+def options_in(path, option):
+    """Return the long options that the help of a command has in its panels, and the last line of the help."""
+    program, *names = path
+    shown = CliRunner().invoke(
+        PROGRAMS[program], [*names, option], prog_name=program, env={"COLUMNS": "300", "TERM": "dumb"}
+    )
+    assert shown.exit_code == 0
+    return set(re.findall(r"^│ (--[a-z0-9-]+)", shown.stdout, re.MULTILINE)), shown.stdout.rstrip().splitlines()[
+        -1
+    ].strip()
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("path", WITH_RARE_OPTIONS, ids=" ".join)
+def test_help_leaves_out_the_rare_options_alone_and_help_all_shows_every_option(path):
+    options = [one for one in FOUND[path].params if one.param_type_name == "option" and not one.hidden]
+    rare = {one.opts[0] for one in options if one.name in FOUND[path].rare_options}
+    common, last = options_in(path, "--help")
+    assert common == {one.opts[0] for one in options} - rare | {"--help"}
+    assert last == f"{len(rare)} more options: {' '.join(path)} --help-all"
+    every, _ = options_in(path, "--help-all")
+    assert every == common | rare
+
+
+def test_commands_with_the_settings_of_a_run_an_agent_a_relay_a_demo_or_a_fleet_have_rare_options():
+    names = {" ".join(path) for path in WITH_RARE_OPTIONS}
+    assert names >= {"fedpatch run", "fedpatch doctor", "fedpatch demo", "fedpatch simulate", "fedpatch simulate fleet"}
+    assert names >= {"fedpatch-agent run", "fedpatch-agent conditions", "fedpatch-relay run"}
+
+
+@pytest.mark.parametrize("path", [path for path in COMMANDS if path not in WITH_RARE_OPTIONS], ids=" ".join)
+def test_command_without_rare_options_has_no_help_all(path):
+    assert "--help-all" not in {name for one in FOUND[path].params for name in one.opts}
+
+
+@pytest.mark.parametrize("cls", COMMANDS_OF_SETTINGS)
+def test_common_settings_are_settings_with_an_option(cls):
+    assert cls.common <= {one.name for one in settings_of(cls) if not one.rules.secret}
 
 
 @pytest.mark.medium

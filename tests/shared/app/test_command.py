@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from fedpatch.shared import __version__
-from fedpatch.shared.app.command import command, make_app, run_app
+from fedpatch.shared.app.command import command, make_app, option, run_app, with_options
 from fedpatch.shared.errors import BrokerError, ConfigError, DataError, FedpatchError, UsageError
 from tests.support.programs import Ended, Program
 
@@ -123,6 +123,58 @@ def test_help_shows_no_type_for_an_option_that_takes_no_value(lamp, argv, monkey
     shown = lamp(lambda: None, *argv).out
     assert "--help" in shown
     assert "bool" not in shown.lower()
+
+
+@pytest.fixture
+def kettle(monkeypatch, capsys) -> Callable[..., Ended]:
+    """A program `kettle boil`, with the common option --cups and the rare option --altitude."""
+    monkeypatch.setenv("TERM", "dumb")
+    app = make_app("kettle", "A kettle.")
+
+    @command(app, "boil", example="kettle boil --cups 2")
+    @with_options([option("cups", int, 1), option("altitude", int, 0)], "given", rare=["altitude"])
+    def boil(given: dict[str, int]) -> None:
+        """Boil water."""
+        typer.echo(given)
+
+    @command(app, "pour", example="kettle pour")
+    def pour() -> None:
+        """Pour it."""
+
+    return Program(lambda: run_app(app, "kettle"), monkeypatch, capsys)
+
+
+def test_help_has_the_number_of_rare_options_in_place_of_them(kettle):
+    shown = kettle("boil", "--help")
+    assert (shown.code, shown.err) == (0, "")
+    assert "--cups" in shown.out and "--altitude" not in shown.out
+    assert shown.out.split("Example: kettle boil --cups 2")[1].strip() == "1 more options: kettle boil --help-all"
+
+
+def test_help_all_shows_every_option_and_runs_no_command(kettle):
+    shown = kettle("boil", "--help-all")
+    assert (shown.code, shown.err) == (0, "")
+    assert "--cups" in shown.out and "--altitude" in shown.out
+    assert shown.out.rstrip().endswith("Example: kettle boil --cups 2")
+
+
+def test_rare_option_has_its_effect(kettle):
+    assert kettle("boil", "--altitude", "8000") == Ended(0, "{'cups': 1, 'altitude': 8000}\n", "")
+
+
+def test_error_about_an_unknown_option_suggests_rare_ones(kettle):
+    assert "Possible options: --altitude" in kettle("boil", "--altitud", "1").err
+
+
+def test_shell_completes_rare_options(kettle, monkeypatch):
+    for name, value in (("_KETTLE_COMPLETE", "complete_bash"), ("COMP_WORDS", "kettle boil --"), ("COMP_CWORD", "2")):
+        monkeypatch.setenv(name, value)
+    assert {"--cups", "--altitude", "--help-all"} <= set(kettle().out.split())
+
+
+def test_command_without_rare_options_has_no_help_all(kettle):
+    assert "--help-all" not in kettle("pour", "--help").out
+    assert kettle("pour", "--help-all").code == 2
 
 
 @pytest.fixture

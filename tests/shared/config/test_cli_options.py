@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import pytest
 import typer
@@ -112,3 +112,26 @@ def test_help_describes_each_option(invoke):
         assert part in output
     assert "Which colour. (default: the bulb's; env: FEDPATCH_COLOUR)" in output
     assert "--no-dim-down" in output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimmer(Lamp):
+    """A lamp whose common setting is its power."""
+
+    common: ClassVar[frozenset[str]] = frozenset({"watts"})
+
+
+def test_options_of_settings_that_are_not_common_are_rare_except_secrets():
+    @cli_options(Dimmer)
+    def light(settings: Dimmer, times: int = 1) -> None:
+        """Switch a lamp on."""
+
+    assert light.__dict__["rare_options"] == {"colour", "dim_down"}
+
+
+def test_no_option_is_rare_where_a_class_names_no_common_setting():
+    @cli_options(Lamp)
+    def light(settings: Lamp) -> None:
+        """Switch a lamp on."""
+
+    assert light.__dict__["rare_options"] == frozenset()
