@@ -237,8 +237,6 @@ def unknown_name(kind: str, name: str, known: Sequence[str]) -> UsageError:
 
     Args:
         kind: Noun for the message, such as `task`.
-        name: The unknown name.
-        known: All known names.
 
     Returns:
         The error, for the caller to raise.

@@ -168,7 +168,6 @@ def make_app(name: str, about: str, *, panels: Mapping[str, Sequence[str]] | Non
     """Make a command line, to which `command` adds commands.
 
     Args:
-        name: Name of the program.
         about: First paragraph of its help.
         panels: Headings of its help, each with the names of its commands in their order.
 
@@ -186,7 +185,6 @@ def add_lazy_command(app: typer.Typer, name: str, place: str) -> None:
 
     Args:
         app: Made by `make_app`.
-        name: Name of the command.
         place: `module:attribute` of its typer.Typer.
     """
     assert isinstance(app.info.cls, type) and issubclass(app.info.cls, PanelGroup)
@@ -200,7 +198,6 @@ def command(
 
     Args:
         app: Made by `make_app`.
-        name: Name of the command.
         example: A call of the command, for the end of its help.
         log_level: Lowest level of logs that is shown without `--debug`.
 
@@ -254,9 +251,7 @@ def option(name: str, annotation: Any, default: object = None) -> inspect.Parame
     """Return an option for `add_options` and `with_options`.
 
     Args:
-        name: Name of the parameter.
         annotation: Its type, annotated for typer.
-        default: Its default.
     """
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

@@ -98,7 +98,6 @@ def passing_mounts(directory: Path, parts: Sequence[str], root: Path = Path("/")
     """Return why a state directory is not kept, or else which parts of it, since they are links or disks of their own.
 
     Args:
-        directory: The directory.
         parts: Names in the directory; they may be absent.
         root: As for `passing_mount`.
     """
@@ -113,7 +112,6 @@ def remedy_of_mode(path: Path, command: str, root: Path = Path("/")) -> str:
     """Return the remedy for a path that is open to other users.
 
     Args:
-        path: The path.
         command: The command that changes its mode: the remedy, unless its file system has no modes.
         root: Root of the file system that has the list of mounts.
     """

@@ -83,8 +83,6 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
 
     Args:
         path: The file; its directory must exist.
-        data: The new content.
-        mode: Permissions of the file.
         durable: Whether to wait until the bytes would survive a power cut. Without it a power cut may leave any content.
 
     Raises:
@@ -102,7 +100,6 @@ def open_atomic(
 
     Args:
         path: The file; its directory must exist.
-        mode: Permissions of the file.
         durable: As for `write_atomic`.
         durable_name: Whether to flush the directory too. Without it a power cut may leave the old file or none, but never a
             mixture; the caller calls `sync_directory` once for many files.
@@ -265,8 +262,6 @@ def remedy_of(error: OSError, path: Path, otherwise: str) -> str:
     """Return the remedy for an error of a path: of its disk, of the wrong kind of file, or of another user.
 
     Args:
-        error: The error.
-        path: The path.
         otherwise: The remedy for an error that does not name its cause.
     """
     if known := _REMEDIES.get(error.errno or 0):
@@ -280,8 +275,6 @@ def remedy_to_read(error: OSError, path: Path, otherwise: str) -> str:
     """Return the remedy for a file of a setting that cannot be read: the user who may, for a file of another user.
 
     Args:
-        error: The error.
-        path: The file.
         otherwise: The remedy for each other error.
     """
     if not isinstance(error, PermissionError):
@@ -465,7 +458,6 @@ def file_head(line: bytes, content: bytes, digest: bytes = b"") -> bytes:
 
     Args:
         line: The format line.
-        content: The content.
         digest: Its SHA-256, if it is known.
     """
     return line + (digest or hashlib.sha256(content).digest())
@@ -507,7 +499,6 @@ def read_header(path: Path, content: memoryview | bytes, fields: Mapping[str, ty
 
     Args:
         path: The file, for messages.
-        content: Content of the file.
         fields: Names and types of the map's values.
 
     Returns:

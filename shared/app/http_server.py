@@ -34,13 +34,7 @@ class LimitedHandler(BaseHTTPRequestHandler):
         super().finish()
 
     def send(self, status: int, content_type: str, body: bytes) -> None:
-        """Send a whole response.
-
-        Args:
-            status: Code of HTTP.
-            content_type: The header Content-Type.
-            body: The content.
-        """
+        """Send a whole response."""
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))

@@ -26,7 +26,6 @@ def import_optional(name: str, why: str, remedy: str, fault: type[FedpatchError]
     """Import an optional module.
 
     Args:
-        name: Name of the module.
         why: Sentence with the reason why it is needed.
         remedy: How to install it.
         fault: Class of the error that is raised if the import fails.

@@ -142,8 +142,6 @@ def unit_of_this_installation(service: UnitService, *, user: str, config: Path, 
     Args:
         service: One of SERVICES.
         user: System user that the service runs as.
-        config: Configuration file.
-        state_dir: State directory.
 
     Returns:
         Text of the unit file.

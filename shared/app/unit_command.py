@@ -17,10 +17,7 @@ def add_unit(
 
     Args:
         app: The command line, made by `make_app`.
-        program: Its name.
         part: The service: agent, bus, coordinator or relay.
-        help_text: The help of the command.
-        name: Name of the command.
         state_of: The service whose state directory it uses; "" for its own.
 
     Example:

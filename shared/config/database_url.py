@@ -15,7 +15,6 @@ def database_problem(url: str, *, insecure: bool) -> str | None:
     """Return the problem of a database's URL, or None. The text never contains a possible password.
 
     Args:
-        url: The URL.
         insecure: Permit another machine without TLS.
 
     Returns:

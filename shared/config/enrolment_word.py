@@ -129,7 +129,6 @@ def seal_answer(given: CertificateGiven, invitation: str, key: bytes) -> SealedA
     """Return the answer with its MAC.
 
     Args:
-        given: The answer.
         invitation: Name of the word's invitation.
         key: The word's answer key.
     """
@@ -146,8 +145,6 @@ def open_answer(sealed: SealedAnswer, keys: WordKeys, request: str) -> Certifica
     """Return the CA's answer.
 
     Args:
-        sealed: The server's reply.
-        keys: Values of the word.
         request: The certificate request that was sent, as PEM.
 
     Raises:

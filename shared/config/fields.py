@@ -168,9 +168,6 @@ def setting(  # noqa: PLR0913  (each is a word of a declaration, given by name)
         default: The default. Without it the setting is required, and `example` must be a valid value.
         help: Description for the reference and `--help`. For a required setting it must continue the word "say".
         group: Heading of the group of settings.
-        unit: Unit of a number.
-        default_means: Meaning of the default in words.
-        example: A valid value.
         ge: Least number.
         gt: Number below all permitted ones.
         le: Greatest number.
@@ -189,9 +186,6 @@ def setting_like(cls: type[Settings], name: str, default: Any = MISSING, **chang
     """Declare a field with the rules and the default of a setting of another class.
 
     Args:
-        cls: The other class.
-        name: Name of its setting.
-        default: Another default.
         changes: Other rules, by their names in `setting`.
     """
     one = cls.__dataclass_fields__[name]

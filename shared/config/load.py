@@ -68,7 +68,6 @@ def load(
     """Load settings.
 
     Args:
-        cls: The settings class.
         file: A TOML file; None for none.
         environ: Environment variables. A setting's variable is `cls.env_prefix` plus its name in capitals; empty: unset.
         flags: Values of options by field name; None for an option that is not given. A text is parsed like a variable.
@@ -90,12 +89,6 @@ def load_with_origins(
     flags: Mapping[str, object | None],
 ) -> Loaded[S]:
     """Load settings as `load` does, with the origin of each value.
-
-    Args:
-        cls: The settings class.
-        file: As for `load`.
-        environ: As for `load`.
-        flags: As for `load`.
 
     Raises:
         ConfigError: With all problems.

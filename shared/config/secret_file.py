@@ -24,11 +24,9 @@ def read_secret(path: Path, kind: str, noun: str, remedy: str, most_bytes: int =
     """Return the secret in a file: one line of UTF-8, without its end.
 
     Args:
-        path: The file.
         kind: The kind of file, as messages name it.
         noun: The kind of secret, as messages name it.
         remedy: The remedy for a file that is unusable.
-        most_bytes: Bytes of the file, at most.
 
     Returns:
         The secret, which has 1 character or more.

@@ -120,9 +120,7 @@ def _repeated_key(text: str, line: int, error: tomllib.TOMLDecodeError) -> str:
     """Return the key that a line sets a second time; "" for another error.
 
     Args:
-        text: The file.
         line: Number of the line, from 1.
-        error: The error of tomllib.
     """
     if "overwrite" not in str(error):
         return ""

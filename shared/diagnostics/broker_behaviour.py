@@ -61,10 +61,8 @@ def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, che
     """Make all checks of a broker.
 
     Args:
-        settings: Settings of the connection.
         side: Coordinator or device, whose access rules apply.
         chunk_bytes: Data bytes of the chunks that the fleet uses.
-        checkup: Takes the findings.
 
     Returns:
         The results, or None if the broker cannot be reached or refuses the login.

@@ -40,11 +40,6 @@ class Reached:
 def reach(broker: BrokerUrl, files: TlsFiles, checkup: Checkup) -> Reached | None:
     """Check `broker_name`, `broker_port` and, except for plain text on this machine, `broker_tls`.
 
-    Args:
-        broker: The broker's address.
-        files: TLS files of the connection.
-        checkup: Takes the findings.
-
     Returns:
         None if a check failed, so that MQTT cannot begin.
     """

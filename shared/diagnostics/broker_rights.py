@@ -95,7 +95,6 @@ def check_rights(settings: BrokerSettings, side: AclParty, probe: Probe, checkup
         settings: The broker, and the login of this side.
         side: Whether this side is a coordinator or a device, and the names of its topics.
         probe: An open connection with that login.
-        checkup: Takes the findings.
 
     Returns:
         The kinds of topic that this side may write although only the other side should.

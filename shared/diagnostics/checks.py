@@ -70,9 +70,7 @@ class Checkup:
         """Add the finding that a part works, but badly or not for long.
 
         Args:
-            name: Name of the check.
             detail: Sentence that names the part.
-            remedy: Advice for the user.
         """
         self.add(Finding(name, "warn", detail, remedy))
 
@@ -80,9 +78,7 @@ class Checkup:
         """Add the finding that a part does not work.
 
         Args:
-            name: Name of the check.
             detail: Sentence that names the part.
-            remedy: Advice for the user.
         """
         self.add(Finding(name, "fail", detail, remedy))
 

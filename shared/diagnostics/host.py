@@ -59,7 +59,6 @@ def check_versions(extra: str, checkup: Checkup, machine: str = platform.machine
 
     Args:
         extra: Extra of fedpatch that installs torch.
-        checkup: Takes the finding.
         machine: Architecture of the processor.
     """
     versions = {name: _version(name) for name in ("torch", "paho-mqtt", "numpy")}
@@ -90,7 +89,6 @@ def check_clock(checkup: Checkup, *, tls: bool, newest: float = 0.0, now: float 
     """Check `clock`. A wrong clock is only a warning, because fedpatch counts in durations; but certificates have dates.
 
     Args:
-        checkup: Takes the finding.
         tls: Whether the broker connection uses TLS.
         newest: Newest unix time that was written in the state directory; 0 for none.
         now: Unix time; None: the current time.
@@ -126,8 +124,6 @@ def check_state_dir(
 
     Args:
         directory: State directory; it may be absent.
-        space: Disk space that is needed.
-        checkup: Takes the findings.
         private: Whether other users must not read the directory.
         parts: Names in it that may be links to other disks, or disks of their own.
     """
@@ -224,9 +220,7 @@ def check_memory(needed_bytes: float, what: str, checkup: Checkup, meminfo: Path
     """Check `memory`: whether enough is available.
 
     Args:
-        needed_bytes: Memory that is needed.
         what: Noun for the program that needs it.
-        checkup: Takes the finding.
         meminfo: File of the kernel that has `MemAvailable`.
     """
     available = _bytes_of(meminfo, "MemAvailable")

@@ -25,10 +25,8 @@ def check_own_certificate(settings: BrokerSettings, part: str, name: str, checku
     There is no finding without a certificate: a broker that requires one refuses the connection.
 
     Args:
-        settings: Settings of the connection.
         part: "coordinator" or "device".
         name: Expected name; empty: any.
-        checkup: Takes the finding.
     """
     files, broker = settings.tls_files, parse_broker_url(settings.broker)
     if files.cert_file is None or not broker.tls:

@@ -89,8 +89,6 @@ class Probe:
 
         Args:
             topic: Topic without wildcards.
-            payload: Bytes of the message.
-            retain: Whether the broker shall retain the message.
 
         Raises:
             BrokerError: The message exceeds the broker's packet limit.
@@ -104,9 +102,6 @@ class Probe:
 
         Args:
             topic: Topic without wildcards.
-            payload: Bytes of the message.
-            retain: Whether the broker shall retain the message.
-            timeout_s: Time to wait.
 
         Returns:
             `lost` if the broker closes the connection or does not answer in time.
@@ -123,9 +118,7 @@ class Probe:
         """Return a message that was received or arrives in time.
 
         Args:
-            topic: Topic of the message.
             payload: Its payload; None: any.
-            timeout_s: Time to wait.
 
         Returns:
             The message, or None.

@@ -59,7 +59,6 @@ def statement(group: MaskingGroup, member: int, sets: Sets) -> bytes:
     """Return the bytes that a member of a strict group signs.
 
     Args:
-        group: The group.
         member: Its place in the roster.
         sets: The sets that it vouches for.
     """
@@ -73,8 +72,6 @@ def codes_of(group: MaskingGroup, member: int, sets: Sets, private: bytes) -> tu
     """Return the codes of a member, one for each other member of the masking set; empty for the rest.
 
     Args:
-        group: The group.
-        member: The member.
         sets: The sets that it vouches for.
         private: Its private share key.
     """
@@ -87,7 +84,6 @@ def expected_codes(group: MaskingGroup, member: int, sets: Sets, private: bytes)
     """Return the codes that the other members of the masking set have for a member if they vouch for the same sets.
 
     Args:
-        group: The group.
         member: Its place in the roster.
         sets: The sets that it vouches for.
         private: Its private share key.
@@ -112,9 +108,7 @@ def signed_by(group: MaskingGroup, members: Iterable[int], sets: Sets, found: Co
     """Return the members of a strict group whose signature in `found` is one of these sets.
 
     Args:
-        group: The group.
         members: Places in the roster.
-        sets: The sets.
         found: Signatures in the order of the roster.
     """
     return frozenset(
@@ -126,7 +120,6 @@ def is_signature(group: MaskingGroup, member: int, sets: Sets, signature: bytes)
     """Return whether a signature is one of a member of a strict group over these sets.
 
     Args:
-        group: The group.
         member: Its place in the roster.
         sets: The sets that it vouches for.
         signature: ECDSA with SHA-256, DER.
@@ -138,10 +131,7 @@ def check_codes(group: MaskingGroup, member: int, sets: Sets, codes: Codes, *, s
     """Check the codes of a member as far as a coordinator can.
 
     Args:
-        group: The group.
         member: The sender.
-        sets: The sets of the group.
-        codes: Its codes.
         strict: Whether members sign.
 
     Raises:
@@ -165,8 +155,6 @@ def codes_for(
 
     Args:
         codes: Returns the codes of a member, for all receivers.
-        senders: The members.
-        receiver: The receiver.
         size: Members of the group.
         strict: Whether members sign.
     """

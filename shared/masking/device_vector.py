@@ -52,11 +52,6 @@ def step_between(specs: Iterable[TensorSpec], model: Tensors, update: Tensors) -
 
     A value that is not trained and not finite in the model, such as the minus infinity of a causal mask, never changes: its
     step is 0.
-
-    Args:
-        specs: The tensors.
-        model: The global model.
-        update: Tensors after training.
     """
     return {spec.name: _step(spec, model[spec.name], update[spec.name]) for spec in specs}
 
@@ -78,10 +73,8 @@ def make_vector(
     """Return the vector of a device.
 
     Args:
-        layout: Layout of the round.
         step: Tensors after training minus the global model's (`step_between`); others than `layout.specs` are ignored.
         report: Report of the training; its examples are a `weight_class`.
-        metric: Metric of the task.
         seed: Seed of the rounding.
 
     Returns:

@@ -146,9 +146,6 @@ def request_digest(task: str, run: str, round_number: int, request: WorkRequest)
     """Return the SHA-256 of MASKING_VERSION and a request: of each field but those in HARMLESS, of the model MODEL_VALUES.
 
     Args:
-        task: Name of the task.
-        run: Name of the run.
-        round_number: Number of the round.
         request: The request; `secure` is set.
 
     Returns:

@@ -87,7 +87,6 @@ def read_sum(layout: VectorLayout, elements: Array, devices: int) -> GroupSum:
     """Read the unmasked sum of a group.
 
     Args:
-        layout: Layout of the round.
         elements: Sum of the vectors modulo 2^bits, shape (layout.size,).
         devices: Number of vectors in the sum.
 
@@ -115,7 +114,6 @@ def mean_step(layout: VectorLayout, total: GroupSum) -> dict[str, Array]:
     """Return the mean of the devices' steps, weighted by examples up to the cap.
 
     Args:
-        layout: Layout of the round.
         total: Sum of all groups.
 
     Returns:
@@ -160,9 +158,7 @@ def has_possible_measures(layout: VectorLayout, total: GroupSum, metric: MetricT
     """Return whether honest devices can have these sums of measures: each in the range of its measure, times its devices.
 
     Args:
-        layout: Layout of the round.
         total: Sum of a group, or of a site.
-        metric: Metric of the user accuracies.
     """
     figures = {name: value for (name, _), value in zip(layout.figures, total.figures, strict=True)}
     width = metric.most - metric.least

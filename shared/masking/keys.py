@@ -226,7 +226,6 @@ def open_box(
         peer: The sender's public share key.
         context: The group.
         ends: Indices of sender and receiver.
-        box: The box.
 
     Returns:
         The receiver's shares of the sender's self-mask secret and of its mask key.

@@ -70,7 +70,6 @@ def mask_blob(
     Args:
         blob: A blob of `write_masked_blob` with an unmasked vector, whose context is ignored.
         context: The group.
-        masks: Masks of this device in the group.
         bits: Bits of an element.
         noise: Noise of differential privacy; None without.
     """

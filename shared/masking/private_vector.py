@@ -69,7 +69,6 @@ def make_private_vector(layout: PrivateLayout, step: Tensors, seed: int) -> Arra
     """Return the vector of a device without noise.
 
     Args:
-        layout: Layout of the round.
         step: Tensors after training minus the global model's.
         seed: Seed of the rounding.
 
@@ -104,7 +103,6 @@ def step_of_sum(layout: PrivateLayout, total: Array, denominator: int) -> dict[s
     """Return the mean step of the sum of all groups, by tensor, in float64.
 
     Args:
-        layout: Layout of the round.
         total: Sum of whole numbers, shape (layout.size,).
         denominator: Devices that the round was meant for.
     """

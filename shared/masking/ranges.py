@@ -29,7 +29,6 @@ def first_ranges(schema: Schema, model: Tensors) -> tuple[float, ...]:
 
     Args:
         schema: Schema of the travelling tensors.
-        model: The global model.
     """
     return tuple(_first_range(model[spec.name]) for spec in travelling(schema))
 

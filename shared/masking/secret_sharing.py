@@ -27,7 +27,6 @@ def split_secret(secret: bytes, size: int, threshold: int, random: Random) -> li
         secret: 32 bytes.
         size: Members of the group.
         threshold: Shares that rebuild the secret, 1 to `size`.
-        random: Returns random bytes.
 
     Returns:
         One share of 33 bytes for each member.

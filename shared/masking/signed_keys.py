@@ -60,7 +60,6 @@ def sign_keys(device: str, keys: MaskingKeys, request: bytes, *, certificate: by
     """Return the keys of a device with its certificate and its signature.
 
     Args:
-        device: Name of the device.
         keys: Its public keys of the round.
         request: `request_digest` of the round's request.
         certificate: Its certificate as PEM; the first one of several.
@@ -97,10 +96,8 @@ def check_signed_keys(
     """Check that a device of the fleet has signed its keys for this round.
 
     Args:
-        device: Name of the device.
         keys: Its public keys, with certificate and signature.
         request: `request_digest` of the round's request.
-        authorities: The CAs of the fleet.
         now: Unix time in seconds, at which the certificate must be valid; None: at any time.
         revoked: The list of revoked certificates; its CA must have issued the certificate. None: there is no list.
 
@@ -156,7 +153,6 @@ def is_signed_by(certificate: bytes, text: bytes, signature: bytes) -> bool:
 
     Args:
         certificate: In DER; it is not checked again.
-        text: The statement.
         signature: ECDSA with SHA-256, DER.
     """
     from cryptography import x509

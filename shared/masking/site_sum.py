@@ -45,7 +45,6 @@ def write_site_sum(layout: VectorLayout, total: GroupSum, base: str) -> Packed:
     """Return the blob of a site's sum. Equal sums give equal bytes.
 
     Args:
-        layout: Layout of the round.
         total: Sum of the site's groups, and of the sites below it.
         base: Digest of the global model, 64 hexadecimal digits.
 
@@ -67,8 +66,6 @@ def read_site_sum(layout: VectorLayout, blob: bytes, *, raw_bytes: int, base: st
     """Read the blob of a site's sum.
 
     Args:
-        layout: Layout of the round.
-        blob: The blob.
         raw_bytes: Its size when decompressed, as announced.
         base: Digest of the round's global model.
 

@@ -58,7 +58,6 @@ def masks_of_member(
     Member i adds the common mask of i and j if i < j, and subtracts it if i > j, so that they cancel in the sum.
 
     Args:
-        group: The group.
         index: The member.
         mask_key: Its private mask key.
         self_mask: Its self-mask secret.
@@ -83,7 +82,6 @@ def open_group(
     """Rebuild the secrets of a group and return the masks that its sum still has.
 
     Args:
-        group: The group.
         masking_set: Members that the inboxes named (U2 in the paper).
         reported: Members whose masked updates are in the sum (U3); a subset of `masking_set`.
         commitments: Commitment of each member of `masking_set`.

@@ -13,8 +13,6 @@ def check_holder(files: TlsFiles, fleet: str, part: str, name: str = "") -> None
     """Raise UsageError if fedpatch made the own certificate for another fleet, part or name.
 
     Args:
-        files: TLS files of the connection.
-        fleet: Name of the fleet.
         part: "coordinator" or "device".
         name: Expected name; empty: any.
     """
@@ -27,8 +25,6 @@ def holder_problem(own: Certificate, fleet: str, part: str, name: str) -> str:
     """Return the reason for which a certificate is refused; "" for the own one, or one that fedpatch did not make.
 
     Args:
-        own: The certificate.
-        fleet: Name of the fleet.
         part: "coordinator" or "device".
         name: Expected name; empty: any.
     """

@@ -113,9 +113,7 @@ class MqttLink:
 
         Args:
             topic: Topic without wildcards.
-            payload: Bytes of the message.
             qos: 0 (sent at most once) or 1.
-            retain: Whether the broker shall retain the message.
 
         Returns:
             False if the outbox is full or the link has been stopped.

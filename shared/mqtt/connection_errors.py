@@ -172,10 +172,7 @@ def refused(broker: BrokerUrl, username: str | None, reason: Reason, *, with_pas
     """Return the fault for a CONNACK that refuses the connection.
 
     Args:
-        broker: The broker's address.
-        username: User name that was given, if any.
         reason: Reason code of the CONNACK.
-        with_password: Whether a password was given.
 
     Returns:
         The fault.
@@ -215,7 +212,6 @@ def lost(broker: BrokerUrl, reason: Reason, by_broker: bool, accepted: bool) -> 
     """Return the fault for a connection that ended.
 
     Args:
-        broker: The broker's address.
         reason: Reason code of the broker's DISCONNECT, or paho's own.
         by_broker: Whether the broker sent a DISCONNECT.
         accepted: Whether the broker had accepted the connection.

@@ -57,9 +57,7 @@ class Link(Protocol):
 
         Args:
             topic: Topic without wildcards.
-            payload: Bytes of the message.
             qos: 0 or 1.
-            retain: Whether the broker shall retain the message.
 
         Returns:
             False if there is no room.

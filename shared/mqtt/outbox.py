@@ -100,7 +100,6 @@ class Outbox:
 
         Args:
             key: The packet id, under which it will be acknowledged.
-            message: The message.
             now: The time, in monotonic seconds.
         """
         if key in self._unacknowledged:

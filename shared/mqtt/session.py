@@ -117,7 +117,6 @@ class Session:
 
         Args:
             key: Its packet identifier.
-            message: The message.
             now: The time, in seconds.
         """
         with self._changed:

@@ -84,7 +84,6 @@ def load_own(context: ssl.SSLContext, cert_file: Path, key_file: Path, remedy: s
     """Load the own certificate and its key into a context.
 
     Args:
-        context: The context.
         cert_file: PEM file of the certificate.
         key_file: PEM file of the key, which has no password.
         remedy: The remedy for files that are unusable.

@@ -89,11 +89,6 @@ class TrustError:
 def fault_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | None) -> ConnectionFault | None:
     """Return the fault for an error of the TLS library.
 
-    Args:
-        broker: The broker's address.
-        files: TLS files of the connection.
-        error: Error of the connection.
-
     Returns:
         The fault, or None if the error is not about certificates.
     """
@@ -103,11 +98,6 @@ def fault_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | None) ->
 
 def trust_error_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | None) -> TrustError | None:
     """Return the problem for an error of the TLS library.
-
-    Args:
-        broker: The broker's address.
-        files: TLS files of the connection.
-        error: Error of the connection.
 
     Returns:
         Problem and remedy, or None if the error is not about certificates.
@@ -119,11 +109,6 @@ def trust_error_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | No
 
 def distrusted(broker: BrokerUrl, files: TlsFiles, error: ssl.SSLCertVerificationError) -> TrustError:
     """Return the problem for a broker's certificate that failed the check. May connect to the broker for some seconds.
-
-    Args:
-        broker: The broker's address.
-        files: TLS files of the connection.
-        error: The failed check.
 
     Returns:
         Problem and remedy.
@@ -212,11 +197,6 @@ def _presented(broker: BrokerUrl) -> Certificate | None:
 
 def refused_by_broker(broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError) -> TrustError | None:
     """Return the problem for an alert (RFC 8446, section 6.2) by which the broker refuses the own certificate.
-
-    Args:
-        broker: The broker's address.
-        files: TLS files of the connection.
-        alert: The broker's alert.
 
     Returns:
         Problem and remedy, or None if the alert is not about certificates.

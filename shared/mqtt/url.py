@@ -25,10 +25,6 @@ def split_url(url: str) -> SplitResult:
 def is_place(url: str, parts: SplitResult) -> bool:
     """Return whether a URL names no user and has printable ASCII characters only, without spaces.
 
-    Args:
-        url: The URL.
-        parts: Its parts.
-
     Example:
         >>> [is_place(url, split_url(url)) for url in ("https://cdn.example/a", "https://me@cdn.example/a")]
         [True, False]

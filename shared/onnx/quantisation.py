@@ -72,7 +72,6 @@ def latency_s(model: OnnxModel, inputs: Array) -> float:
     """Return the median seconds of a prediction of one example, over up to 50 runs in half a second.
 
     Args:
-        model: The model.
         inputs: Examples; the first is used.
     """
     example = inputs[:1]

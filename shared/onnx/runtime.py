@@ -88,7 +88,6 @@ def require_parity(model: OnnxModel, inputs: Array, expected: Array) -> float:
     """Compare an ONNX model with its torch module.
 
     Args:
-        model: The ONNX model.
         inputs: Examples, along the first axis.
         expected: Outputs of the torch module for `inputs`.
 

@@ -60,11 +60,9 @@ def check_task_with(
 
     Args:
         plan_of: Returns the training plan of the planned runs.
-        task: Name of the task.
         data: Data spec of a device; "" for the first device of the task's demo.
         data_root: The folder of data sets; None for the usual one.
         private: Patch policy of the planned runs.
-        as_json: Whether the findings are printed as JSON.
 
     Raises:
         UsageError: The task, the policy or the plan is unknown.

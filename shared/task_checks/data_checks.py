@@ -65,7 +65,6 @@ def load_checked(task: Task, spec: str, root: Path, holder: str, model_dtype: Mo
     """Load the data of one device, prepare and cast them, and check them.
 
     Args:
-        task: The task.
         spec: The device's data spec.
         root: Folder for data files.
         holder: Name of the data's holder for messages, such as "device pi-7".
@@ -85,7 +84,6 @@ def checked(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype |
     """Prepare, cast and check loaded data.
 
     Args:
-        task: The task.
         data: Result of the task's `load_data`.
         holder: As for `load_checked`.
         model_dtype: As for `load_checked`.
@@ -116,7 +114,6 @@ def fit(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype | Non
     `input_shape`. Class numbers become int64, other floating targets the model's floating dtype.
 
     Args:
-        task: The task.
         data: Result of the task's `load_data`.
         holder: As for `load_checked`.
         model_dtype: As for `load_checked`.
@@ -282,8 +279,6 @@ def problems_of(task: Task, data: DeviceData, holder: str) -> Iterator[DataProbl
     """Yield the problems of arrays after `fit`: shapes, values, labels.
 
     Args:
-        task: The task.
-        data: The arrays.
         holder: Name of the data's holder, for messages.
 
     Yields:
@@ -378,7 +373,6 @@ def place_of(name: str, row: int, data: DeviceData) -> str:
     Args:
         name: Name of the array in the data, such as `train_x`.
         row: Row of the array, from 0.
-        data: Data of a device.
     """
     try:
         origin = data.origin(name, row) if data.origin else ""

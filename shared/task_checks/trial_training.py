@@ -37,7 +37,6 @@ def require_trainable(task: Task, data: DeviceData, holder: str) -> None:
     """Try one training step and one measurement.
 
     Args:
-        task: The task.
         data: A device's data, as `fedpatch.shared.task_checks.data_checks.fit` gives them.
         holder: Name of the data's holder for messages, such as "device pi-7".
 
@@ -76,9 +75,7 @@ def trial_step(task: Task, module: nn.Module, data: DeviceData, holder: str) -> 
     """Make one training step with a minibatch that includes the rows with extreme labels.
 
     Args:
-        task: The task.
         module: Its model, which is changed.
-        data: The device's data.
         holder: Name of the data's holder, for messages.
 
     Returns:
@@ -120,9 +117,6 @@ def trial_loss(task: Task, module: nn.Module, data: DeviceData, holder: str) -> 
     """Compare the loss of a minibatch with the mean of the losses of its examples, for the same outputs.
 
     Args:
-        task: The task.
-        module: Its model.
-        data: The device's data.
         holder: Name of the data's holder, for messages.
 
     Returns:
@@ -198,9 +192,6 @@ def trial_metric(task: Task, module: nn.Module, data: DeviceData, holder: str, p
     """Compute the metric of all test examples, or of all validation examples.
 
     Args:
-        task: The task.
-        module: Its model.
-        data: The device's data.
         holder: Name of the data's holder, for messages.
         part: "test" or "val".
 
@@ -267,9 +258,7 @@ def step_seconds(task: Task, module: nn.Module, data: DeviceData) -> float:
     """Measure the duration of a training step.
 
     Args:
-        task: The task.
         module: Its model; a copy of it is trained, since steps without a chosen learning rate may diverge.
-        data: The device's data.
 
     Returns:
         The median of some steps, in seconds, after one that is not counted.

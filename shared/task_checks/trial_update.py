@@ -60,7 +60,6 @@ def trial_update(task: Task, data: DeviceData, plan: TrainPlan, private: str) ->
     """Train some steps as a device does in its first round, and check the update as the coordinator does.
 
     Args:
-        task: The task.
         data: A device's data, as `fedpatch.shared.task_checks.data_checks.fit` gives them.
         plan: The training plan; at most MOST_STEPS of its steps are made, and none begins after MOST_S.
         private: The patch policy.

@@ -52,7 +52,6 @@ def fetch(file: DataFile, root: Path, *, retries: int = RETRIES) -> Path:
     An interrupted download starts again from the beginning. Only a complete, verified file gets its name.
 
     Args:
-        file: The file.
         root: The data folder.
         retries: Attempts for each URL.
 

@@ -292,7 +292,6 @@ def as_examples(found: Examples, form: ReadingsFormat, *, for_prediction: bool =
     """Return readings as the examples of a format.
 
     Args:
-        found: The readings.
         form: The format; if it has a window, they are cut into windows.
         for_prediction: Whether windows in which the class changes are kept, since nobody knows the classes.
     """
@@ -555,7 +554,6 @@ def positions_of(chosen: Any, count: int, what: str) -> NDArray[np.int64]:
 
     Args:
         chosen: Booleans of shape (count,), or positions from 0 to count - 1.
-        count: Number of examples or items.
         what: Word for them, plural.
 
     Raises:

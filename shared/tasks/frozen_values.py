@@ -35,9 +35,6 @@ _MARK = "_fedpatch_frozen"
 def new_model(task: Task) -> nn.Module:
     """Build the model of a task, with its frozen values.
 
-    Args:
-        task: The task.
-
     Returns:
         The model; `frozen_in` describes its frozen values.
 
@@ -58,7 +55,6 @@ def freeze(module: nn.Module, task: Task) -> nn.Module:
 
     Args:
         module: A model, as the task's `build_model` returns it; it is changed.
-        task: The task.
 
     Raises:
         UsageError: `Task.frozen` does not fit the model.
@@ -86,7 +82,6 @@ def frozen_names(module: nn.Module, task: Task) -> frozenset[str]:
 
     Args:
         module: A model, as the task's `build_model` returns it.
-        task: The task.
 
     Raises:
         UsageError: A pattern of the task matches nothing or a trained parameter, nothing is frozen, or nothing is left to

@@ -111,7 +111,6 @@ def metric_terms(name: str, goal: Goal, limits: tuple[float, float] | None) -> M
     """Make the terms of a metric.
 
     Args:
-        name: Name of the metric.
         goal: "max" or "min".
         limits: Smallest and largest value. None: 0 and 1 for an accuracy, any finite number for another metric.
 

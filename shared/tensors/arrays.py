@@ -38,7 +38,6 @@ def require_finite(tensors: Tensors, *, kept: Tensors | None = None) -> None:
     """Raise UpdateRefused("not_finite"), which names the first tensor that holds a NaN or an infinity.
 
     Args:
-        tensors: The tensors.
         kept: Earlier values by name. A value that is not finite is allowed where the earlier one is the same, such as the minus
             infinity of a causal mask.
     """

@@ -62,8 +62,6 @@ def pack_with_feedback(
     Residual values that are not finite become zero.
 
     Args:
-        tensors: Tensors of `schema`.
-        schema: Schema of `tensors`.
         meta: Plain data to pack beside them, as for `pack`.
         encoding: One of ENCODINGS.
         base: Tensors that a delta encoding subtracts, as for `pack`.
@@ -98,16 +96,6 @@ def step_with_feedback(
     subset_seed: bytes = NO_SEED,
 ) -> StepWithFeedback:
     """Do as `pack_with_feedback`, and also return the tensors that a receiver decodes.
-
-    Args:
-        tensors: As for `pack_with_feedback`.
-        schema: As for `pack_with_feedback`.
-        meta: As for `pack_with_feedback`.
-        encoding: As for `pack_with_feedback`.
-        base: As for `pack_with_feedback`.
-        seed: As for `pack_with_feedback`.
-        residual: As for `pack_with_feedback`.
-        subset_seed: As for `pack`.
 
     Returns:
         The blob, the decoded tensors and the next residual.

@@ -59,7 +59,6 @@ def from_codes(scales: Array, codes: Array, block: int, dtype: np.dtype[Any]) ->
         scales: Any float32 values, one per block.
         codes: Codes, int8, shape (n,).
         block: Values in a block; 0: all values are one block.
-        dtype: The dtype of the result.
 
     Returns:
         Scale times code, shape (n,). Values may be infinite or NaN, if scales are.

@@ -57,7 +57,6 @@ def from_levels(top: int, codes: Array, base: Array, dtype: np.dtype[Any]) -> Ar
         top: The highest level, any signed 16-bit number.
         codes: Any uint8 values, shape (n,).
         base: Values of the base, shape (n,).
-        dtype: The dtype of the result.
 
     Returns:
         Values of shape (n,), at least 0; they may be infinite.

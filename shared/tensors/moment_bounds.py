@@ -27,9 +27,7 @@ def check_trained(
     Args:
         tensors: The update.
         schema: Its names and roles.
-        plan: Plan of the training.
         model: The global model; None leaves out the check of step counts.
-        num_examples: Examples of the device.
     """
     check_moments(tensors, schema, plan)
     if model is not None:

@@ -252,10 +252,7 @@ def decoded_as(tensors: Tensors, schema: Schema, encoding: str, *, base: Tensors
 
     Args:
         tensors: As for `pack`, with the shapes and dtypes of `schema`.
-        schema: As for `pack`.
         encoding: A delta encoding.
-        base: As for `pack`.
-        seed: As for `pack`.
 
     Example:
         >>> from fedpatch.shared.tensors.arrays import Schema, TensorSpec

@@ -155,7 +155,6 @@ def policy_of_names(private: Collection[str], schema: Schema) -> PatchPolicy:
 
     Args:
         private: Names of the private tensors, without moments.
-        schema: Schema of the model.
 
     Example:
         >>> from fedpatch.shared.tensors.schema import TensorSpec
@@ -174,7 +173,6 @@ def require_match(glob: str, names: Collection[str], what: str, *, frozen: Colle
     """Raise UsageError unless a pattern matches a name.
 
     Args:
-        glob: The pattern.
         names: Names of the model's tensors.
         what: The part of the settings that has the pattern, for the message.
         frozen: Names of the frozen values, which no patch can have.

@@ -17,7 +17,6 @@ def split(tensors: Tensors, policy: PatchPolicy, schema: Schema) -> tuple[dict[s
 
     Args:
         tensors: Tensors of the model, and optionally moments.
-        policy: The patch policy.
         schema: Schema of the whole model, with or without moments.
 
     Returns:

@@ -27,7 +27,6 @@ def round_seed(run_seed: int, round_number: int) -> bytes:
     """Return the seed of a round's subsets, SEED_BYTES bytes: the same on every device of the round, and on the server.
 
     Args:
-        run_seed: Seed of the run.
         round_number: Number of the round, from 1.
     """
     return hashlib.sha256(f"subset {run_seed} {round_number}".encode()).digest()[:SEED_BYTES]

@@ -183,7 +183,6 @@ def cut(blob: bytes, manifest: Manifest, index: int) -> Chunk:
 
     Args:
         blob: The bytes as they are sent.
-        manifest: The manifest of `blob`.
         index: Index of the chunk, 0 to `manifest.chunk_count` - 1.
 
     Returns:

@@ -117,7 +117,6 @@ def require_fitting(plan: TrainPlan, trained: Collection[str], private: Collecti
     """Raise UsageError if a phase has nothing to train, or the optimizer does not fit the personal copy.
 
     Args:
-        plan: The plan.
         trained: Names of the values that can learn.
         private: Names of the values that do not travel.
     """
@@ -157,8 +156,6 @@ def term_problems(
         personal: The personal copy.
         finish: The phases of the finishing; not checked where they cannot be parsed.
         private: The patch policy, as text.
-        epochs: The setting `epochs`.
-        steps: The setting `steps`.
     """
     try:
         terms = make_terms(0.0, phases, "", finish)

@@ -183,7 +183,6 @@ def model_chunk(fleet: str, digest: str, index: int) -> str:
     """Return the topic of a chunk of the global model.
 
     Args:
-        fleet: Name of the fleet.
         digest: SHA-256 of the blob, 64 lower-case hexadecimal digits.
         index: Index of the chunk, 0 to MAX_CHUNKS - 1.
 
@@ -200,7 +199,6 @@ def model_chunks(fleet: str, digest: str, indices: Iterable[int]) -> list[str]:
     """Return the topics of several chunks of one global model; the arguments are checked once.
 
     Args:
-        fleet: Name of the fleet.
         digest: SHA-256 of the blob, 64 lower-case hexadecimal digits.
         indices: Indices of the chunks, each 0 to MAX_CHUNKS - 1.
 
@@ -223,8 +221,6 @@ def update_chunk(fleet: str, device: str, digest: str, index: int) -> str:
     """Return the topic of a chunk of a device's update.
 
     Args:
-        fleet: Name of the fleet.
-        device: Id of the device.
         digest: SHA-256 of the blob, 64 lower-case hexadecimal digits; the topic has the first 16.
         index: Index of the chunk, 0 to MAX_CHUNKS - 1.
 
@@ -302,7 +298,6 @@ def mosquitto_acl(
     mosquitto grants a forbidden SUBSCRIBE and then sends nothing: the symptom of a wrong rule is messages that never arrive.
 
     Args:
-        fleet: Name of the fleet.
         coordinator_user: The coordinator's user name at the broker.
         devices: Device ids, which must be the devices' user names. Each gets rules of its own, and any other user gets
             none. With None the rules are patterns over the user name, which mosquitto applies to *every* user: a user

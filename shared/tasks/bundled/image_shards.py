@@ -36,8 +36,6 @@ def device_shares(
 
     Args:
         specs: Data spec of each device.
-        train: Training images.
-        test: Test images.
         white: Pixel value that becomes 1.
         usual_noise: Standard deviation of the noise of a noisy device whose spec names none.
 

@@ -100,7 +100,6 @@ def add_noise(inputs: np.ndarray, std: float, spec: DataSpec) -> np.ndarray:
 
     Args:
         inputs: Values from 0 to 1.
-        std: Standard deviation.
         spec: Data spec, whose seed and device index seed the noise.
 
     Returns:

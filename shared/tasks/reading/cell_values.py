@@ -63,7 +63,6 @@ def number_in(text: str, decimal: str = ".") -> float:
     """Return the number in a cell; NaN if the value is missing.
 
     Args:
-        text: The text of the cell.
         decimal: Decimal mark, "." or ",".
 
     Raises:

@@ -44,7 +44,6 @@ def read_table(place: Path, form: ReadingsFormat, *, for_prediction: bool = Fals
 
     Args:
         place: The file or folder.
-        form: Columns and policy.
         for_prediction: Whether the target is neither needed nor read, and a file may lack a header.
 
     Returns:

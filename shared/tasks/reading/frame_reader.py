@@ -48,7 +48,6 @@ def read_frame(
     """Return the rows of a frame.
 
     Args:
-        frame: A frame of pandas.
         inputs: Columns of the inputs.
         target: Column of the target; None without.
         classes: Values of the target that are classes, in the order of their numbers; empty for a number.

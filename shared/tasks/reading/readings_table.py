@@ -155,7 +155,6 @@ class TableBuilder:
         """Add a row, or count it as damaged or without a value.
 
         Args:
-            cells: The cells of the row.
             places: Places of the columns among the cells.
             row: Number of the row in its file or frame.
         """
