@@ -42,7 +42,6 @@ def aggregate(updates: RoundUpdates, base: RoundBase, limits: Limits, scratch: S
     its bound, all are read once more for the mean. The robust rules read them several times.
 
     Args:
-        updates: The updates.
         base: The model that they were trained from.
         limits: The bounds and the rule of the run.
         scratch: Makes the table of all values that the rule "trimmed" needs.

@@ -32,7 +32,6 @@ def measure_cohort(updates: WeighedUpdates, past: References, mean: WeightedMean
     """Measure all updates, each read once.
 
     Args:
-        updates: The updates.
         past: References of earlier rounds.
         mean: Takes the unchanged updates; None: they are only measured.
     """

@@ -57,7 +57,6 @@ def add_controls(
         state: The state before the round.
         mean: The mean of the updates, in which each device counts alike.
         devices: S, the devices whose updates are in the mean.
-        round_number: Number of the round.
         population: Number of devices of the fleet, as far as it is known beforehand.
         clipped: Devices whose update was clipped. Their c_i stays as before, and `mean` has c in its place.
     """

@@ -19,7 +19,6 @@ def example_weights(
 
     Args:
         num_examples: Reported examples by device.
-        cap: The cap of the run.
         members: Number of devices that a device speaks for, by device, if more than one.
 
     Example:

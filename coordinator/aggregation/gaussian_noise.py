@@ -32,7 +32,6 @@ def normals(data: bytes, values: int) -> Array:
 
     Args:
         data: `random_bytes_for(values)` random bytes.
-        values: Number of values.
 
     Returns:
         A float64 vector of length `values`, the same for the same bytes. No value is beyond 8.6.
@@ -70,7 +69,6 @@ def private_mean(
         noise: Standard normal values (`normals`), `values_of(schema)` of them.
         schema: Names, shapes and dtypes of the tensors, all trained.
         base: The global model that the updates were trained on.
-        policy: Clip and noise multiplier.
         denominator: Devices that the round was meant for.
 
     Returns:

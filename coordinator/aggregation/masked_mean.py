@@ -93,9 +93,7 @@ def masked_mean(
     left out.
 
     Args:
-        groups: The open groups.
         read: Reads the masked update of a device.
-        layout: The layout of the round's vectors.
         schema: Names, shapes and dtypes of the tensors that travel.
         base: The global model that the updates were trained on.
         rule: The mean, or centred clipping over the groups, each site being one group.
@@ -127,9 +125,7 @@ def possible_sums(
     """Return the sums of the open groups and of the sites, without sums that are impossible for honest devices.
 
     Args:
-        groups: The open groups.
         read: Reads the masked update of a device.
-        layout: The layout of the round's vectors.
         sites: Sums of sites by the name of their relay.
         metric: Metric of the user accuracies; None: their range is not checked.
     """
@@ -186,9 +182,7 @@ def private_masked_mean(
     Args:
         groups: Open groups of the round, each with the masks of its sum.
         read: Returns the masked update of a device.
-        layout: Layout of the round.
         schema: Schema of the travelling tensors, all of them trained.
-        base: The global model.
         denominator: Devices that the round was meant for.
     """
     total = np.zeros(layout.size, np.int64)
@@ -203,7 +197,6 @@ def round_layout(schema: Schema, terms: SecureTerms, privacy: PrivacyPolicy | No
 
     Args:
         schema: Schema of the tensors that travel.
-        terms: Terms of the masked round.
         privacy: Terms of differential privacy; None without noise.
     """
     if privacy is None:
@@ -215,8 +208,6 @@ def is_possible(layout: VectorLayout, group: GroupSum, metric: MetricTerms | Non
     """Return whether honest devices can have this sum: its weight, counts and measures fit the number of devices.
 
     Args:
-        layout: The layout of the round's vectors.
-        group: The sum.
         metric: Metric of the user accuracies; None: measures are not checked.
     """
     if metric is not None and not has_possible_measures(layout, group, metric):
@@ -245,8 +236,6 @@ def check_site_sum(
     """Check the sum of a site, and return it.
 
     Args:
-        total: The sum.
-        layout: The layout of the round's vectors.
         registered: Devices that its relay registered to speak for; None: unknown.
         most: The run's `max_members`.
         metric: Metric of the user accuracies; None: their range is not checked.
@@ -277,8 +266,6 @@ def check_masked_update(
     """Check the form of a masked update; its values cannot be checked.
 
     Args:
-        blob: The update.
-        layout: The layout of the round's vectors.
         context: The context of the device's group.
         base: Digest of the round's global model.
 

@@ -48,7 +48,6 @@ def norm_limits(
 
     Args:
         usual: The `references` of the round.
-        bound: The run's bound.
         alone: Whether there is one update, and no round before it. The reference of a counter is then one a step.
         base_norm: L2 norm of the global model's weights. With `alone` the change of the weights is bounded by a multiple of
             it too, unless it is zero.

@@ -31,8 +31,6 @@ class Pace:
         """Return the pace of an update.
 
         Args:
-            plan: The training plan of the round.
-            num_examples: Training examples.
             members: Devices that have these examples; the update is their mean.
         """
         each = max(1, num_examples // members)

@@ -38,9 +38,7 @@ def rebase(update: Tensors, base: Tensors, present: Tensors, schema: Schema) -> 
     """Return an update as if it had been trained from the present model.
 
     Args:
-        update: The tensors of the update.
         base: The model that it was trained from.
-        present: The present global model.
         schema: Names, shapes and dtypes of all three.
 
     Returns:

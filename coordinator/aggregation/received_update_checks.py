@@ -50,7 +50,6 @@ def check_offer(manifest: Manifest, *, schema: str, encoding: str, max_bytes: in
     """Check an offered update before its first chunk.
 
     Args:
-        manifest: The manifest of the offer.
         schema: Digest of the schema that was requested.
         encoding: The encoding that was requested.
         max_bytes: The greatest size of an update, packed and unpacked.
@@ -85,7 +84,6 @@ def decode_and_validate_update(
 
     Args:
         blob: The packed update.
-        terms: The requirements.
         encoding: The encoding that was requested.
         raw_bytes: The unpacked size that the manifest announced.
         registered: Examples that the device registered; None if that is unknown.

@@ -47,7 +47,6 @@ def remembered(
         usual: The references of the round.
         limits: The limits of the round per unit. The reference of a single update is kept up to its limit.
         past: The references before the round.
-        updates: Number of updates in the round.
     """
     now = {}
     for part, value in usual.items():

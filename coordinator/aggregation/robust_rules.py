@@ -97,7 +97,6 @@ def clip_centred(changes: Changes, radius: float | None = None) -> RuleResult:
     """Aggregate by centred clipping.
 
     Args:
-        changes: The changes of the round.
         radius: Greatest distance from the centre that counts, as an L2 norm; None: the upper median of the distances, measured
             before each of the first two passes.
 

@@ -72,8 +72,6 @@ class Strategy:
         """Return LocalUpdate as data.
 
         Args:
-            learning_rate: Learning rate of the client optimizer.
-            batch_size: Examples in a batch.
             epochs: Passes over the local data.
             steps: Greatest number of training steps; 0 for no limit.
             seed: Seed of the order of the examples.

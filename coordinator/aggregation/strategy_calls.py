@@ -17,7 +17,6 @@ def apply_strategy(strategy: Strategy, state: ServerState, mean: dict[str, Array
     """Return the state after a round, by the strategy's `finish`.
 
     Args:
-        strategy: The strategy.
         state: The state before the round.
         mean: The mean of the round's updates, by name.
         schema: The public model without moments.
@@ -43,7 +42,6 @@ def begin_strategy(strategy: Strategy, tensors: Tensors, schema: Schema) -> Serv
     """Return the state before the first round, after a trial of the whole strategy with a mean that equals the model.
 
     Args:
-        strategy: The strategy.
         tensors: The initial public model.
         schema: The public model without moments.
 

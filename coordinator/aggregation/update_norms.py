@@ -36,7 +36,6 @@ def norm(tensors: Tensors, base: Tensors, schema: Schema, part: Part = "weights"
         tensors: The update.
         base: The global model that it was trained on.
         schema: Names, shapes and dtypes of both.
-        part: The part to measure.
 
     Returns:
         The norm; 0 for a part that the schema does not have, infinity where the sum of squares exceeds float64.
@@ -90,7 +89,6 @@ def exact_squares(tensors: Tensors, base: Tensors, schema: Schema) -> dict[str, 
     Args:
         tensors: The update.
         base: The global model.
-        schema: Names of the tensors.
     """
     names = (name for name in schema.names if has_large(base[name]))
     return {name: squared_distance(tensors[name], base[name]) for name in names}

@@ -49,9 +49,6 @@ def weigh(updates: RoundUpdates, base: RoundBase, cap: ExamplesCap, fixed: Fixed
     """Order and weigh the updates of a round.
 
     Args:
-        updates: The updates.
-        base: Their base.
-        cap: The cap on the weight of an update.
         fixed: The values of the base that never change.
     """
     reported = {device: updates.num_examples[device] for device in sorted(updates.num_examples)}

@@ -47,7 +47,6 @@ class WeightedSum:
 
         Args:
             tensors: Tensors of the sum's names.
-            weight: Their weight.
             origins: Tensors by name from which distances are measured.
 
         Returns:
@@ -117,7 +116,6 @@ class WeightedMean:
         """Add one update.
 
         Args:
-            tensors: The update.
             num_examples: The examples that it weighs.
             factor: Factor of that weight.
 
@@ -133,7 +131,6 @@ class WeightedMean:
         """Add an update as `add` does; return the squared L2 distances from `origins` by name (`WeightedSum.add_measured`).
 
         Args:
-            tensors: The update.
             num_examples: The examples that it weighs.
             factor: Factor of that weight.
             origins: Tensors by name from which distances are measured, without tensors of large integers.

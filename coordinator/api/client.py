@@ -106,7 +106,6 @@ class Client:
         """Within seconds, reject a device's messages and do not ask it again.
 
         Args:
-            device: Id of the device.
             reason: The reason, which is shown with the device.
             fleet: Its fleet, where several have a device of this id.
         """
@@ -116,7 +115,6 @@ class Client:
         """Do not ask a device again; its current work still counts.
 
         Args:
-            device: Id of the device.
             reason: The reason, which is shown with the device.
             fleet: Its fleet, where several have a device of this id.
         """
@@ -168,7 +166,6 @@ class Client:
         """Write a run's global model as ONNX, with its metadata beside it.
 
         Args:
-            run: The run.
             out: File to write; None: model.onnx beside the run's checkpoints.
             round: Number of aggregated rounds: all, or one less; None: all.
 
@@ -183,7 +180,6 @@ class Client:
         """Resume a run with its settings, and return when it has ended.
 
         Args:
-            run: The run.
             progress: As of `fedpatch.run`.
             changes: New values of `broker`, `password`, `password_file`, `rounds`, `target_ua`, `metrics`, `encoding` or
                 `insecure`; None keeps the run's value.
@@ -199,7 +195,6 @@ class Client:
         """Resume a run in a thread of its own, as `fedpatch.start_run` does.
 
         Args:
-            run: The run.
             changes: As of `resume`.
         """
         from fedpatch.coordinator.api.running import play_in_thread
@@ -223,8 +218,6 @@ class Client:
             run: The run, which must not be running.
             participation: Share of the fleet that is asked, above 0 and at most 1.
             broker: URL of the broker; None: the run's.
-            password: Password for the broker.
-            password_file: File with the password.
             insecure: Allow mqtt:// to another machine, without TLS.
             progress: As of `fedpatch.run`.
 

@@ -64,8 +64,6 @@ class BlobStore(BlobReader, Protocol):
         """Store the joined `parts` in one step: a reader finds the old blob or the new one, and never a part.
 
         Args:
-            key: The key.
-            parts: The content.
             durable: Whether the blob survives a power cut of the store once `put` has returned.
             durable_name: Whether its name survives too; if not, the caller calls `sync`.
         """
@@ -91,8 +89,6 @@ def read_sealed(blobs: BlobReader, key: str, line: bytes, kind: str) -> memoryvi
     read in the same way twice.
 
     Args:
-        blobs: The store.
-        key: Key of the blob.
         line: Its format line.
         kind: Noun for the blob with its article, for messages.
 
@@ -118,8 +114,6 @@ def require_sealed(blobs: BlobReader, key: str, line: bytes, kind: str) -> memor
     """Return the content of a blob with a checksum, which must exist; raises as `read_sealed`.
 
     Args:
-        blobs: The store.
-        key: Key of the blob.
         line: Its format line.
         kind: Noun for the blob with its article, for messages.
     """
@@ -135,10 +129,7 @@ def write_sealed(
     """Write a blob with a checksum.
 
     Args:
-        blobs: The store.
-        key: Key of the blob.
         line: Its format line.
-        content: Its content.
         digest: SHA-256 of the content, if it is known.
         durable_name: Whether the name is durable too when the function returns.
     """

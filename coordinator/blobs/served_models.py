@@ -83,8 +83,6 @@ def served_problem(store: str | None, url: str | None, *, blobs: str | None, ins
     Args:
         store: The setting `models_store`.
         url: The setting `models_url`.
-        blobs: The setting `blobs`.
-        insecure: The setting `insecure`.
 
     Example:
         >>> served_problem("file:///srv/models", None, blobs=None, insecure=False)
@@ -127,7 +125,6 @@ def open_served(store: str | None, url: str | None, fleet: str, deadline_s: floa
     Args:
         store: The setting `models_store`.
         url: The setting `models_url`; None: presigned URLs of the bucket.
-        fleet: Name of the fleet.
         deadline_s: Deadline of the rounds, in seconds; a presigned URL is valid for an hour more.
 
     Raises:

@@ -83,8 +83,6 @@ class CarriedDevices:
         """Note a sign of life of a device with carried work.
 
         Args:
-            device: The device.
-            busy: Whether it is working.
             epoch: The epoch of its message, if it sent one.
         """
         work = self.works[device]

@@ -33,11 +33,9 @@ def ejabberd_rules(
     subscription is refused with an error.
 
     Args:
-        fleet: Name of the fleet.
         host: Virtual host of all users.
         devices: Device ids; a device's user name must be its id.
         watchers: User names that may only read the status.
-        coordinator_user: User name of the coordinator.
     """
     check_name("fleet", fleet)
     users: dict[Party, Sequence[str]] = {"coordinator": [coordinator_user], "device": devices, "watcher": watchers}

@@ -49,7 +49,6 @@ class DeviceCount:
         """Note the facts of a device.
 
         Args:
-            device: The device.
             able: Whether it has been seen with the task; a device stays able.
             out: Whether it cannot take part in the run, or is an offender.
             invitable: Whether it can be invited now.

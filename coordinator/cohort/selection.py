@@ -36,7 +36,6 @@ def draw(devices: Sequence[str], target: int, over_select: float, seed: int, rou
         target: Devices that the round is meant for; fewer may be available.
         over_select: Invitations per device that the round is meant for, at least 1.
         seed: Seed of the run.
-        round_number: Number of the round.
 
     Returns:
         The selection, the same for the same devices, seed and round.

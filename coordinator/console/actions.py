@@ -21,9 +21,6 @@ def act_on_device(state_dir: Path, fleet: str, device: str, action: str, reason:
     """Hold a device back or release it, as `fedpatch devices` does.
 
     Args:
-        state_dir: The state directory.
-        fleet: Name of the device's fleet.
-        device: The device.
         action: One of DEVICE_ACTIONS.
         reason: The reason of a hold, shown with the device.
 

@@ -129,8 +129,6 @@ def console_beside(view: View, address: Address, state_dir: Path, fleet: str, ta
         view: The view of the run.
         address: Address on this machine.
         state_dir: The state directory of the run, which may not exist yet.
-        fleet: Name of the fleet.
-        task: Name of the task.
 
     Raises:
         UsageError: The extra is not installed, or the address is in use.

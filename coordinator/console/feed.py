@@ -156,9 +156,7 @@ def with_rounds(
 
     Args:
         snapshot: The snapshot before.
-        run: Id of the run.
         records: Records of all its completed rounds.
-        fleet: The fleet of the run.
         whole: Whether they replace all rounds of the snapshot; else `added` was appended.
         added: The new records.
     """

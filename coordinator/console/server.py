@@ -95,9 +95,7 @@ def console_server(
     """Return the server of a console and the file with its token, if it has one.
 
     Args:
-        terms: Where and for whom the console is served.
         state_dir: The state directory; None without one.
-        streams: Its event streams.
 
     Raises:
         UsageError: The terms would let others read or act, or a file is unusable.
@@ -164,7 +162,6 @@ def serve(
     """Serve a console until it is stopped.
 
     Args:
-        terms: Where and for whom.
         state_dir: The state directory; None without one.
         make_feed: Makes the feed, whose snapshots go to the streams.
         ready: Called with the URL and the file of the token once the console listens.

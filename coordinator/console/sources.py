@@ -34,7 +34,6 @@ def from_broker(
 
     Args:
         settings: The connection at the start; None before the first run.
-        feed: Takes the messages.
         newest: Return the connection of the newest run, None without one; called from a thread, every LOOK_EVERY_S seconds.
     """
     first = None if settings is None else _connected(settings, feed)
@@ -83,8 +82,6 @@ def from_stdin(fleet: str, feed: Feed, ended: Callable[[], None]) -> Iterator[No
     """Give the feed the statuses on stdin within the block; call `ended` at their end.
 
     Args:
-        fleet: Name of the fleet.
-        feed: Takes the statuses.
         ended: Called from a thread.
     """
 

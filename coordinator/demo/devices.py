@@ -90,7 +90,6 @@ def wait_until_ready(devices: Sequence[DemoDevice], patience_s: float, report: C
     """Wait until every device is ready.
 
     Args:
-        devices: The devices.
         patience_s: Longest time without a further device becoming ready.
         report: Called with the number of ready devices.
 

@@ -26,8 +26,6 @@ def hold(state_dir: Path, device: str, kind: str, reason: str, fleet: str | None
     """Hold a device back.
 
     Args:
-        state_dir: State directory of the coordinator.
-        device: Id of the device.
         kind: "quarantined" or "drained".
         reason: The reason, 1 to 500 printable characters.
         fleet: Its fleet, where several have a device of this id.
@@ -47,8 +45,6 @@ def lift(state_dir: Path, device: str, kind: str, fleet: str | None = None) -> H
     """End a hold.
 
     Args:
-        state_dir: State directory of the coordinator.
-        device: Id of the device.
         kind: "quarantined" or "drained".
         fleet: Its fleet, where several have a device of this id.
 

@@ -64,7 +64,6 @@ class Quarantine:
         Args:
             device: The device; "" for an unknown one, which is not noted.
             reason: The offence (coordinator.cohort.offences).
-            times: The number of offences.
         """
         if device:
             self._offences[device] = self._offences.get(device, 0) + times

@@ -64,7 +64,6 @@ class RateLimiter:
         Args:
             kind: The kind of its topic (shared.wire.topics).
             device: The device in the topic.
-            size_bytes: The size of the message.
             now: The time, in seconds.
 
         Returns:
@@ -92,9 +91,6 @@ class RateLimiter:
         """Add tokens for the answers to a work request; a grant of an earlier round ends.
 
         Args:
-            device: The device that is asked.
-            run: Name of the run.
-            number: Number of the round.
             now: The time, in seconds.
         """
         self.know(device, now)

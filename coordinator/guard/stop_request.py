@@ -44,7 +44,6 @@ def request_stop(state_dir: Path, run: str) -> str:
     """Ask the coordinator of a run to stop after its open round.
 
     Args:
-        state_dir: The state directory.
         run: Id of the run, its beginning, or "last".
 
     Returns:

@@ -125,7 +125,6 @@ class MaskedGroup:
 
         Args:
             device: The sender, a member.
-            shares: Its message.
 
         Returns:
             Whether the shares are new. False also once the masking set is fixed.
@@ -226,7 +225,6 @@ class MaskedGroup:
 
         Args:
             device: The sender, a member.
-            agreement: Its message.
 
         Returns:
             Whether the agreement is new. The owner writes a new one to the disk before it sends its codes on.
@@ -251,7 +249,6 @@ class MaskedGroup:
 
         Args:
             device: The sender, a member.
-            reveal: Its message.
 
         Returns:
             Whether the reveal is new. False also before and after unmasking. The owner writes a new one to the disk, and then

@@ -82,7 +82,6 @@ class RunGroups:
 
         Args:
             able: Devices that have accepted.
-            round_number: Number of the round.
             size: As for `join`.
             least: As for `join`.
             most: Greatest size of a group with guests; devices beyond it are in none.
@@ -113,7 +112,6 @@ def draw_groups(
     Args:
         devices: The devices that accepted, in any order.
         seed: Seed of the run.
-        round_number: Number of the round.
         size: Greatest size of a group, except where groups were merged.
         least: Least size of a group.
         most: Greatest size of a group, `size` or more; None: `largest_group`. Devices that fit only into a larger group are in

@@ -59,8 +59,6 @@ def keeper(listen: str | None, run: str, state_dir: Path) -> list[str]:
 
     Args:
         listen: The address of the run's metrics; None for none.
-        run: Name of the run.
-        state_dir: The state directory.
     """
     if listen is None or importlib.util.find_spec("prometheus_client") is None:
         return []

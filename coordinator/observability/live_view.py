@@ -46,7 +46,6 @@ def draw(message: StatusMessage, *, over: bool = False, lines: int = MIN_LINES) 
     """Draw one frame.
 
     Args:
-        message: The status to draw.
         over: The run has ended: the frame keeps user accuracy and the last rounds, and leaves out devices and phase.
         lines: Height of the terminal.
 

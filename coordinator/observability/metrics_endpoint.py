@@ -71,7 +71,6 @@ def observed(
 
     Args:
         settings: `metrics` is the address, `metrics_max_devices` the largest number of devices with own series.
-        engine: The run.
         directory: Directory of the run's files.
         view: Prints the reason if the metrics cannot be served.
         certificates: Expiry times of further certificates by name, read at each scrape.

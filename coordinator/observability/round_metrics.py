@@ -128,7 +128,6 @@ def set_from_records(metrics: RoundGauges, info: RunInfo, records: Sequence[Roun
 
     Args:
         metrics: New metrics.
-        info: The run.
         records: Its rounds, in order.
     """
     metrics.build.labels(__version__).set(1)

@@ -134,7 +134,6 @@ def traced(settings: RunSettings, spec: RunSpec, say: Callable[[str], None]) -> 
 
     Args:
         settings: `traces` is the endpoint, `metrics_max_devices` the largest number of devices in a trace.
-        spec: The run.
         say: Shows a line if the endpoint does not accept traces.
     """
     if settings.traces is None:

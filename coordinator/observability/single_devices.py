@@ -32,7 +32,6 @@ def answers_of(history: History, *, away: bool, in_trouble: bool) -> Sequence[fl
     The questions: who is slow, fails, declines, comes and goes, is offline, shows a sign of trouble?
 
     Args:
-        history: The record of the device.
         away: Whether it is offline, and no operator has taken it out.
         in_trouble: Whether its vitals show a sign of trouble.
     """
@@ -45,7 +44,6 @@ def worst_in_turn(answers: Mapping[str, Sequence[float]], most: int) -> set[str]
 
     Args:
         answers: By device a number for each question: the larger, the worse; 0: nothing to tell.
-        most: Greatest number of devices.
     """
     count = len(next(iter(answers.values()), ()))
     ranked = [

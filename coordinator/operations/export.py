@@ -56,7 +56,6 @@ def export_global_model(state_dir: Path, name: str, out: Path | None, round: int
     """Write the global model of a run. Its outputs are compared with those of torch on random inputs.
 
     Args:
-        state_dir: State directory of the coordinator.
         name: Id of the run, its beginning, or "last".
         out: File to write; None: beside the checkpoints.
         round: Number of aggregated rounds; None: all.

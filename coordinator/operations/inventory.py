@@ -16,7 +16,6 @@ def inventory(devices: Iterable[DeviceInfo], *, domain: str = "", without: Colle
     """Group devices as hosts. The variables of all hosts are in `_meta`, so that Ansible calls the script once.
 
     Args:
-        devices: Devices of the registry.
         domain: Appended to the device id to make the address.
         without: Ids of devices to leave out.
 

@@ -141,7 +141,6 @@ def watch(settings: BrokerSettings, *, once: bool, as_json: bool) -> None:
     Args:
         settings: Broker, fleet and credentials.
         once: Show one status and return.
-        as_json: Print JSON instead of text.
 
     Raises:
         BrokerError: The broker cannot be reached at the start.

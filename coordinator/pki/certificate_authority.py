@@ -100,8 +100,6 @@ class Authority:
         """Create the CA of a fleet, or open the existing one.
 
         Args:
-            directory: Directory of the CA.
-            fleet: Name of the fleet.
             now: Unix time, in seconds.
             days: Validity of the CA's own certificate.
 
@@ -183,7 +181,6 @@ class Authority:
             part: Kind of holder, for example DEVICE.
             name: Name at the broker. A name belongs to one part only.
             now: Unix time, in seconds.
-            days: Validity.
             names: Host names and addresses, for the broker only.
             key: Key as PEM; None: create one.
 
@@ -205,7 +202,6 @@ class Authority:
             name: Name at the broker, also where the request has another one.
             request: Certificate request (PKCS#10), as PEM.
             now: Unix time, in seconds.
-            days: Validity.
 
         Returns:
             The certificate, as PEM.
@@ -240,7 +236,6 @@ class Authority:
 
         Args:
             part: Kind of holder, for example DEVICE.
-            name: Name of the holder.
             now: Unix time, in seconds.
             reason: Kept in the record.
             keep: Serial number of an entry that stays valid.

@@ -35,8 +35,6 @@ def enrol(
     """Write the bundle of a device.
 
     Args:
-        authority: The CA.
-        device: Device id.
         out: File to write, mode 0600.
         broker: URL of the broker; for a hosted broker the bundle also has its profile.
         days: Validity of a certificate.
@@ -78,9 +76,7 @@ def revoke(authority: Authority, part: str, name: str, *, reason: str, only_old:
     """Revoke the certificates and passwords of a holder and write the broker's files again.
 
     Args:
-        authority: The CA.
         part: Kind of holder, for example DEVICE.
-        name: Name of the holder.
         reason: Kept in the record.
         only_old: Keep the newest entry.
 
@@ -98,10 +94,8 @@ def give_watcher(authority: Authority, name: str, out: Path, *, days: int) -> En
     """Write a certificate and its key to one PEM file, for `fedpatch watch --cert-file`.
 
     Args:
-        authority: The CA.
         name: User name of the watcher.
         out: File to write, mode 0600.
-        days: Validity.
 
     Returns:
         The CA's entry of the certificate.
@@ -117,8 +111,6 @@ def ensure_coordinator(authority: Authority, *, days: int, again: bool = False, 
     """Create the coordinator's certificate with its present key, unless a valid one exists.
 
     Args:
-        authority: The CA.
-        days: Validity.
         again: Create it even if a valid one exists.
         new_key: Create a new key, too.
 
@@ -134,9 +126,7 @@ def ensure_broker(
     """Create the broker's certificate unless a valid one exists.
 
     Args:
-        authority: The CA.
         names: Host names and addresses of the broker.
-        days: Validity.
         again: Create it even if a valid one exists.
         new_key: Create a new key, too.
 

@@ -93,8 +93,6 @@ def invite(
     """Invite a device, and end its earlier invitations.
 
     Args:
-        authority: The CA.
-        device: Device id.
         now: Unix time, in seconds.
         broker: URL of the broker that the device will use; empty: its settings have it.
         days: Validity of the certificate.
@@ -139,8 +137,6 @@ def approve(authority: Authority, device: str, now: float) -> str:
     """Issue the certificate for which a device has asked. A second call changes nothing.
 
     Args:
-        authority: The CA.
-        device: Device id.
         now: Unix time, in seconds.
 
     Returns:

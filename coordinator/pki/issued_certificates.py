@@ -94,7 +94,6 @@ class Index:
         """Return the record with more certificates revoked; earlier revocations keep their time and reason.
 
         Args:
-            serials: Serial numbers of the certificates.
             now: Time of the revocation, in seconds since 1970.
             reason: Reason, kept in the record.
         """
@@ -164,7 +163,6 @@ def mark_revoked(devices: Iterable[DeviceInfo], directory: Path) -> list[DeviceI
     """Mark the devices that the CA has revoked: their last presence is no longer true, since the broker refuses them.
 
     Args:
-        devices: Devices of the registry.
         directory: Directory of the CA.
 
     Raises:

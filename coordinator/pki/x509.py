@@ -130,10 +130,7 @@ def make_ca(fleet: str, key: bytes, serial: int, period: Period) -> bytes:
     """Create the self-signed certificate of a CA. It may sign certificates and lists, and no further CA.
 
     Args:
-        fleet: Name of the fleet.
         key: The CA's private key, PEM.
-        serial: Serial number of the certificate.
-        period: Validity.
 
     Returns:
         The certificate, PEM.
@@ -157,9 +154,7 @@ def make_leaf(
     """Create a certificate.
 
     Args:
-        issuer: The CA.
-        subject: The holder.
-        key: Its public key.
+        key: The public key of the holder.
         serial: A serial number that the CA has not used.
         period: Validity; it is cut at the end of the CA's.
         names: Host names and addresses of a server. Empty for a client, whose name is the URI fedpatch://FLEET/PART/NAME:
@@ -188,7 +183,6 @@ def make_crl(issuer: Issuer, number: int, now: int, revoked: Iterable[tuple[int,
     It is valid as long as the CA: with an expired list a broker accepts no client.
 
     Args:
-        issuer: The CA.
         number: Number of the list; each list has a higher one.
         now: Unix time, in seconds.
         revoked: Pairs of serial number and time of revocation.

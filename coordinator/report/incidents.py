@@ -36,7 +36,6 @@ def recorded_incidents(
     A hold or a revocation counts if it began after the run and is still in force; a lifted hold leaves no trace.
 
     Args:
-        info: The run.
         holds: All holds by (fleet, device) and kind.
         index: The record of the CA; None if there is none.
     """

@@ -94,7 +94,6 @@ def make_page(runs: Sequence[Run], made_at: float, version: str) -> str:
     Args:
         runs: At least one; at most MAX_RUNS.
         made_at: Time of the report in unix seconds.
-        version: Version of fedpatch.
 
     Returns:
         The text of the file.

@@ -203,7 +203,6 @@ class ActiveRound:
 
         Args:
             device: The device, which is no participant.
-            work: Its work.
             now: The time, in seconds.
         """
         self.works[device] = work
@@ -258,7 +257,6 @@ class ActiveRound:
 
         Args:
             device: The sender, a participant.
-            body: The message.
             now: The time, in seconds.
         """
         self._unresponsive.note_message(device, now)
@@ -326,8 +324,6 @@ class ActiveRound:
         """Handle a chunk of a participant's update.
 
         Args:
-            device: The sender.
-            chunk: The chunk.
             now: The time, in seconds.
         """
         self._bytes_up += len(chunk.data)
@@ -353,7 +349,6 @@ class ActiveRound:
         """Handle a participant that has disconnected, restarted, or returned.
 
         Args:
-            device: The device.
             known_boot: Its boot nonce before this presence; "" if it is unknown.
             state: Its presence.
             now: The time, in seconds.
@@ -400,7 +395,6 @@ class ActiveRound:
         """Exclude a device from the round; an update that is committed counts.
 
         Args:
-            device: The device.
             now: The time, in seconds.
             why: The reason, for the record.
             leaves: Whether the device leaves the count of the round.
@@ -416,7 +410,6 @@ class ActiveRound:
         """Count a stored update, and send `committed`. Other updates never get `committed`: it is a promise.
 
         Args:
-            device: The device.
             digest: SHA-256 of its packed update.
             report: Its report; None for a masked update.
             now: The time, in seconds.
@@ -438,9 +431,7 @@ class ActiveRound:
         """Refuse an update. The device counts as failed; after an offence the run does not invite it again.
 
         Args:
-            device: The device.
             digest: SHA-256 of its packed update.
-            reason: The reason.
             detail: Details for the device and the record.
             now: The time, in seconds.
         """

@@ -113,7 +113,6 @@ class CarriedRounds:
 
         Args:
             device: The sender.
-            envelope: The message.
             current: The open round.
         """
         if self._spec.carry is None or envelope.run != self._spec.run:
@@ -137,7 +136,6 @@ class CarriedRounds:
         Args:
             device: The sender.
             work: Its work (`work_of`).
-            envelope: The message.
             current: The open round.
             now: The time, in seconds.
             next_round_s: Seconds until the next round is due.
@@ -195,7 +193,6 @@ class CarriedRounds:
         """Note from a device's presence whether it still does its carried work.
 
         Args:
-            device: The device.
             known_boot: Its boot nonce before this presence; "" if it is unknown.
             state: Its presence.
             current: The open round.
@@ -248,10 +245,6 @@ class CarriedRounds:
 
     def end_round(self, current: ActiveRound, record: RoundRecord) -> tuple[RoundRecord, list[Effect]]:
         """Carry the unfinished work of a round that is over, and end work whose base is too old for the next round.
-
-        Args:
-            current: The round.
-            record: Its record.
 
         Returns:
             The record with the figures of buffered rounds, and the effects that tell devices of the end of their work.

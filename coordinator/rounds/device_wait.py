@@ -65,7 +65,6 @@ class DeviceWait:
 
         Args:
             now: The time, in seconds.
-            number: Number of the round.
             due_at: The time at which it is due. Before that, no wait ends in vain.
             evaluates: Whether it is an evaluate round.
         """

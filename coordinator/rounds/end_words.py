@@ -12,7 +12,6 @@ def failed_words(records: Sequence[RoundRecord], in_a_row: int, false_presence: 
     """Return an error text for a run that ends after failed rounds in a row.
 
     Args:
-        records: The rounds of the run.
         in_a_row: The number of failed rounds since the last one that succeeded.
         false_presence: Devices whose presence may be the cause.
     """

@@ -30,8 +30,6 @@ class EnvelopeFactory:
 
         Args:
             device: The receiver.
-            round_number: Number of the round.
-            body: The message.
         """
         spec = self._spec
         self._last_id += 1
@@ -42,8 +40,6 @@ class EnvelopeFactory:
 
         Args:
             device: The receiver.
-            work: Its work.
-            body: The message.
         """
         message = self.send(device, work.round, body)
         return replace(message, envelope=replace(message.envelope, epoch=work.epoch))
@@ -53,7 +49,6 @@ class EnvelopeFactory:
 
         Args:
             device: The receiver.
-            envelope: The envelope.
         """
         self._last_id += 1
         return SendMessage(device, replace(envelope, id=self._last_id))

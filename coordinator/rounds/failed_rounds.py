@@ -35,7 +35,6 @@ class FailedRounds:
         Args:
             now: The time, in seconds.
             left: Devices that left the count of the round.
-            failed: Whether the round failed.
             newly_absent: Whether it made a device absent for the first time, while absent devices are a minority.
         """
         excused = newly_absent or not self._left_before.issuperset(left)

@@ -55,7 +55,6 @@ class FalsePresence:
         """Note that the agent of a device has started, or that another agent has connected with its id.
 
         Args:
-            device: The id.
             now: The time, in seconds.
         """
         starts = self._starts.pop(device, None) or deque(maxlen=STARTS)

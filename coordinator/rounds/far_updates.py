@@ -38,7 +38,6 @@ class FarUpdates:
         """Return the counts after a round; a failed round and an evaluate round change none.
 
         Args:
-            record: The record of the round.
             reported: Devices and masked groups whose updates count in it.
         """
         if record.outcome == "aggregated":

@@ -257,7 +257,6 @@ class Fleet:
         """Note when to invite the device again, even if the round of its decline is over.
 
         Args:
-            device: The device.
             answer: Its decline, with the reason and the pause.
             now: The time, in seconds.
         """
@@ -279,7 +278,6 @@ class Fleet:
         """Do not invite the device before a time, unless its presence changes first.
 
         Args:
-            device: The device.
             reason: The reason, which is shown and counted.
             until: The time, in seconds of the run's clock.
         """

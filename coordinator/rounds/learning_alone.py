@@ -34,7 +34,6 @@ def comparison(reports: Iterable[UpdateReport], metric: MetricTerms) -> dict[str
 
     Args:
         reports: Reports of committed updates. A report without both user accuracies is left out.
-        metric: The metric of the user accuracies.
 
     Returns:
         `measured`: number of devices; `user_accuracy`: mean of learning alone; the figures of `gain_figures`; `gain_after`:

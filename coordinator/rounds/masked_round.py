@@ -125,7 +125,6 @@ class MaskedRound:
 
         Args:
             device: The sender, a participant.
-            body: The message.
 
         Returns:
             The effects; None for a message that is handled as in other rounds.
@@ -148,7 +147,6 @@ class MaskedRound:
         """End the work of a device in this round; do nothing if it is not working.
 
         Args:
-            device: The device.
             why: The reason, for the record.
             now: The time, in seconds.
             detail: Details, for the operator.

@@ -25,7 +25,6 @@ def terms_of(
         policy: The conditions of the run; None without masks.
         offered: The terms that follow from the model's state.
         opening: The round, new or continued.
-        fleet: The known devices.
     """
     if policy is None or offered is None:
         return None

@@ -86,9 +86,6 @@ class Absences:
         """Note a round that is over.
 
         Args:
-            number: Number of the round.
-            missed: Devices that missed it.
-            reported: Devices that reported.
             left: Devices that left the count; they are not absent.
             failed: Devices that failed with a reason of their own.
             away: Devices that cannot be invited now. Beyond MAX_ABSENT they are left out before others.
@@ -136,7 +133,6 @@ class Absences:
         Args:
             devices: Devices that can be invited: online, willing and not held back.
             draw: Draws a cohort of this round from some of the devices.
-            number: Number of the round.
             all_count: Whether absent devices count like the others (fedpatch.coordinator.cohort.quorum.Standing).
             unsteady_count: Whether unsteady devices count like the others.
 

@@ -33,7 +33,6 @@ def missing_text(fleet: Fleet, wanted: int, wait_s: float) -> str:
     """Return an error text for too few devices.
 
     Args:
-        fleet: The known devices.
         wanted: Devices that the run waits for.
         wait_s: The time that it waited, in seconds.
     """

@@ -59,7 +59,6 @@ class OutdatedMessages:
 
         Args:
             device: The sender.
-            envelope: Its message.
             current: The open round.
             last_round: The number of the last round that began.
         """

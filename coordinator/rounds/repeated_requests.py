@@ -59,7 +59,6 @@ class RepeatedRequests:
         """Return the next time at which devices may be due; None without such devices.
 
         Args:
-            round: The round.
             begun: Whether its devices were invited.
         """
         reinvite_at = self._reinvite_at if round.count(State.INVITED) else None

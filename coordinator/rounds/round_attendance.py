@@ -33,9 +33,7 @@ class Attendance:
         that failed, or that is away. A device that stays away is absent once: it is invited as soon as it is back.
 
         Args:
-            current: The round.
             carried: Devices with carried work that have not offered their updates.
-            failed: Whether the round failed.
         """
         absences, fleet = self._absences, self._fleet
         known, before = set(absences.missed), set(absences.ever)

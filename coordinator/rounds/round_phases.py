@@ -156,7 +156,6 @@ class Round:
         to answer, and a device that had accepted does not fail as lost earlier.
 
         Args:
-            journal: The journal of the round.
             reported: Devices whose updates are committed.
             now: The time, in seconds.
         """
@@ -223,7 +222,6 @@ class Round:
 
         Args:
             device: The device. An event of a device that is no participant changes nothing.
-            event: The event.
             now: The time, in seconds.
             reason: The reason, for the record.
             leaves: Whether the device leaves the count of the round if the event changes its state.

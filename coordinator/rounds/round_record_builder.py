@@ -87,9 +87,7 @@ def build_record(
         current: The round, which is over.
         outcome: Its outcome (RoundRecord).
         reports: The reports of committed updates by device; None for masked ones.
-        traffic: The bytes that travelled.
         refused: Number of refused updates by reason.
-        metric: The metric of the user accuracies.
         figures: The figures that the sums of a masked round give, in place of the reports.
     """
     known = {device: report for device, report in reports.items() if report is not None}

@@ -54,7 +54,6 @@ class RoundSize:
         """Return the number of devices that must be `present` before a round; held devices are not among them.
 
         Args:
-            number: Number of the round.
             evaluates: Whether it is an evaluate round.
             first: Whether it waits for all devices, as the first round of a run does; else a quorum is enough.
         """

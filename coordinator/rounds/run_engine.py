@@ -681,7 +681,6 @@ def drive_engine(engine: Engine, effects: Iterable[Effect], handler: EffectHandl
     Args:
         engine: Handles each completion event before the handler continues.
         effects: Effects of an event that the engine has handled.
-        handler: Runs the effects.
         clock: Returns the run's time, in seconds, for completion events.
     """
     queue = deque(effects)

@@ -77,7 +77,6 @@ class UnresponsiveDevices:
         """Return whether the device has not answered its last request, and had ANSWER_S to do so.
 
         Args:
-            device: The device.
             now: The run's time, in seconds.
             uploads: Whether the device has an upload slot. Such a device gets no request, since it sends a message every few
                 seconds; it is mute after UPLOAD_ANSWER_S without a message.
@@ -102,12 +101,9 @@ class UnresponsiveDevices:
         """Return whether a device is silent by the table of this class.
 
         Args:
-            device: The device.
             state: Its state in the round.
             now: The run's time, in seconds.
-            uploads: The upload slots.
             starts: Whether its presence is *starting*.
-            download_bytes: Size of its download.
         """
         since, limit_s = self.since(device), SILENT_S
         match state:

@@ -87,7 +87,6 @@ class UploadScheduler:
         """Answer an offer.
 
         Args:
-            device: The device that offers its update.
             manifest: The manifest of the update, which was checked.
             now: The time, in seconds.
 
@@ -113,8 +112,6 @@ class UploadScheduler:
         """Take a chunk.
 
         Args:
-            device: The device that sent it.
-            chunk: The chunk.
             now: The time, in seconds.
 
         Returns:
@@ -171,7 +168,6 @@ class UploadScheduler:
         """Return the time of the last progress of an upload.
 
         Args:
-            device: The device.
             active_at: The time of its last message, which is returned for a device without an upload.
             now: The time, which is returned for a device in the queue.
         """

@@ -57,8 +57,6 @@ def requirements_of(
     """Return the requirements of an update.
 
     Args:
-        prepared: The parts of the run that follow from its settings.
-        spec: The terms of the run.
         base: Digest of the round's global model.
         model: Its tensors by name; None if they are not known.
     """
@@ -165,11 +163,9 @@ class Aggregator:
 
         Args:
             devices: Devices whose updates count, sorted.
-            num_examples: Examples of each device.
             read: Returns the tensors of a device's update.
             target: Devices that the round is meant for, which differential privacy divides by.
             carried: The carried work of the devices whose updates are of earlier rounds.
-            round_number: Number of the round.
             members: Number of devices whose mean an update is, by device, if more than one.
         """
         if self._private is not None:
@@ -220,11 +216,8 @@ class Aggregator:
         """Make the next global model of a masked round; `save` makes it the state.
 
         Args:
-            groups: The open groups.
-            terms: The terms of the round.
             read: Returns the masked update of a device.
             target: Devices that the round is meant for, which differential privacy divides by.
-            round_number: Number of the round.
             sites: Sums of sites by the name of their relay; none with differential privacy.
         """
         if self._private is not None:

@@ -40,11 +40,9 @@ class AggregatorPort(Protocol):
 
         Args:
             devices: The devices whose updates count.
-            num_examples: Their examples.
             read: Returns the tensors of a device's update.
             target: Number of devices that the round was meant for.
             carried: Carried work, by device.
-            round_number: Number of the round.
             members: Number of devices that an update speaks for, by device.
         """
 
@@ -61,11 +59,8 @@ class AggregatorPort(Protocol):
         """Make the next global model from the sums of masked groups.
 
         Args:
-            groups: The open groups.
-            terms: The terms of the masked round.
             read: Returns the masked update of a device.
             target: Number of devices that the round was meant for.
-            round_number: Number of the round.
             sites: The sums of sites, by relay.
         """
 

@@ -34,7 +34,6 @@ class KeptBases:
         Args:
             version: Completed rounds of the model.
             base: Digest of the model.
-            tensors: Its tensors.
         """
         carry = self._spec.carry
         if carry is None:

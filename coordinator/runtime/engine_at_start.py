@@ -16,8 +16,6 @@ def engine_at_start(run: ConnectedRun, opening: RunOpening, holds: Mapping[str, 
     """Return the engine of a run. Updates for open rounds of the fleet's other runs wait for a resume of these runs.
 
     Args:
-        run: The run.
-        opening: Its state.
         holds: Devices that are held back, each with the kind of the hold.
     """
     spec, registry, fleet, ports = run.spec, run.registry, run.connection.fleet, run.connection.ports

@@ -39,15 +39,10 @@ def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
     The status of the run does not change; a round that is interrupted leaves no record.
 
     Args:
-        state_dir: The state directory.
         name: Name of the run.
-        view: Shows progress and messages.
-        broker: URL of the broker.
         password: The password for the broker; it replaces a file that the run was started with.
-        password_file: File with the password.
         participation: Share of the fleet that is asked, above 0 and at most 1.
         insecure: Accept a broker without TLS.
-        ports: The environment of the coordinator.
 
     Returns:
         The record of the round.

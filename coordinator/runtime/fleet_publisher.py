@@ -26,9 +26,7 @@ def make_publisher(
     Each broker has its own note file, so that the blobs that another broker retains are not forgotten.
 
     Args:
-        fleet: Name of the fleet.
         state_dir: Directory of the note file.
-        connection: The connection to the broker.
         blobs: Blob store of the run, where a leader with standbys keeps the note.
         served: Store from which devices fetch models by URL.
         guard: Watches `state_dir`: the note is not written once it is lost.

@@ -17,11 +17,6 @@ LOSSLESS = ("fp32+zstd", "fp32")
 def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[bytes, Manifest]:
     """Pack the whole global model; equal states give equal bytes. With a delta encoding it is packed without loss.
 
-    Args:
-        state: The server's state.
-        prepared: The parts of the run that follow from its settings.
-        spec: The terms of the run.
-
     Returns:
         The packed model and its manifest.
     """
@@ -36,7 +31,6 @@ def content_of(tensors: Tensors, blob: bytes, manifest: Manifest, schema: Schema
     Args:
         tensors: The tensors that were packed.
         blob: The packed model.
-        manifest: Its manifest.
         schema: Names, shapes and dtypes of its tensors.
     """
     if manifest.encoding not in LOSSLESS:

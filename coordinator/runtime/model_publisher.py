@@ -138,7 +138,6 @@ class ModelPublisher:
         The last delta is first and the model last, since most devices need the last delta only.
 
         Args:
-            model: The model.
             steps: The deltas.
             chunks: Whether a device needs chunks of blobs that have a URL.
 

@@ -48,18 +48,11 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
     """Resume a run with its own settings, except the settings that are given here.
 
     Args:
-        state_dir: The state directory.
         name: Name of the run.
-        view: Shows progress and messages.
-        broker: URL of the broker.
         password: The password for the broker; it replaces a file that the run was started with.
-        password_file: File with the password.
         rounds: Number of rounds after which the run ends.
         target_ua: User accuracy at which the run ends.
-        metrics: Address of the metrics endpoint.
-        encoding: Encoding of models and updates.
         insecure: Accept a broker without TLS.
-        ports: The environment of the coordinator.
 
     Returns:
         The summary of the run.
@@ -84,10 +77,8 @@ def settings_of(
 
     Args:
         run: The run, with the settings that it began with.
-        state_dir: The state directory.
         changes: New values of settings by name; None leaves a setting as it is.
         password: A password for the broker, in place of the file that the run began with.
-        password_file: A file with the password.
 
     Raises:
         UsageError: The run is that of a hub.
@@ -105,11 +96,7 @@ def resume_registered(registry: Registry, run: RunInfo, settings: RunSettings, v
     """Resume a run of an open registry; raises as `resume_run`.
 
     Args:
-        registry: The registry.
-        run: The run.
         settings: Its settings from now on.
-        view: Shows progress and messages.
-        ports: The environment of the coordinator.
     """
     make_trackers(settings.tracker)
     require_tracing(settings)
@@ -130,10 +117,7 @@ def connected_again(
 
     Args:
         registry: The open registry.
-        run: The run.
         settings: Its settings from now on.
-        view: Shows progress and messages.
-        ports: The environment of the coordinator.
     """
     state_dir = settings.state_dir.absolute()
     # Each of these checks raises before anything is written.

@@ -42,13 +42,6 @@ Say = Callable[[str], None]
 def reconcile(registry: Registry, run: str, blobs: BlobStore, prepared: Prepared, say: Say) -> None:
     """Bring the registry to the round of the newest undamaged checkpoint, forwards or backwards.
 
-    Args:
-        registry: The coordinator's registry.
-        run: Name of the run.
-        blobs: Blob store of the run.
-        prepared: The parts of the run that follow from its settings.
-        say: Takes a message for the operator.
-
     Raises:
         StateError: No checkpoint is undamaged, or the privacy account is lost, damaged or older than a record.
     """
@@ -85,8 +78,6 @@ def _still_at_work(registry: Registry, run: str, reached: RoundRecord, version: 
     """Return the carried work after a round whose model is saved, and whose record is not in the registry yet.
 
     Args:
-        registry: The coordinator's registry.
-        run: Name of the run.
         reached: The record of the round.
         version: Completed rounds of its base model.
     """
@@ -105,15 +96,7 @@ def _still_at_work(registry: Registry, run: str, reached: RoundRecord, version: 
 def waiting_updates(
     registry: Registry, blobs: BlobStore, spec: RunSpec, prepared: Prepared, say: Say
 ) -> dict[str, CommittedUpdate]:
-    """Return the committed updates that wait for the next version, if no round was open.
-
-    Args:
-        registry: The coordinator's registry.
-        blobs: Blob store of the run.
-        spec: The terms of the run.
-        prepared: The parts of the run that follow from its settings.
-        say: Takes a message for the operator.
-    """
+    """Return the committed updates that wait for the next version, if no round was open."""
     carried = registry.rounds.carried(spec.run) if spec.carry is not None else {}
     return _kept_updates(registry, blobs, spec, prepared, None, None, carried, say)
 
@@ -130,12 +113,7 @@ def resume_round(
     """Return the start of the round that was open, and delete the files of other rounds.
 
     Args:
-        registry: The coordinator's registry.
-        blobs: Blob store of the run.
-        spec: The terms of the run.
-        prepared: The parts of the run that follow from its settings.
         state: The server's state after the last completed round.
-        say: Takes a message for the operator.
         now: The present time, by which the spent seconds of the deadline are computed.
 
     Returns:
@@ -175,8 +153,6 @@ def rest_of_pause(meta: Mapping[str, Any], spec: RunSpec, now: BootTime) -> floa
 
     Args:
         meta: Meta of the newest checkpoint (coordinator.storage.checkpoint.pause_of).
-        spec: The terms of the run.
-        now: The present time.
     """
     if spec.evaluates_only or "pause" not in meta:
         return 0.0
@@ -192,9 +168,6 @@ def seen_devices(registry: Registry, spec: RunSpec, fleet: str, now: float) -> l
     """Return the devices that were seen with the run's task since the run started; they count although they may be offline.
 
     Args:
-        registry: The coordinator's registry.
-        spec: The terms of the run.
-        fleet: Name of the fleet.
         now: The present unix time.
     """
     return _seen_since(registry, spec, fleet, spec.run, now)
@@ -216,9 +189,6 @@ def devices_of_last_run(registry: Registry, spec: RunSpec, fleet: str, now: floa
     """Return the devices that were seen with the run's task since the fleet's run before this one started.
 
     Args:
-        registry: The coordinator's registry.
-        spec: The terms of the run.
-        fleet: Name of the fleet.
         now: The present unix time.
     """
     others = (run for run in registry.runs() if run.id != spec.run and run.settings.get("fleet") == fleet)
@@ -300,7 +270,6 @@ def return_words(spec: RunSpec, unfinished: RoundStart | None) -> str:
     """Return what a resumed run waits for before its next round; "" for a new run and for an open round.
 
     Args:
-        spec: The terms of the run.
         unfinished: The open round.
     """
     if spec.epoch == 1 or unfinished is not None:

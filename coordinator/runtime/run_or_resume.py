@@ -26,11 +26,8 @@ def run_or_resume(
     after it has given up the lead.
 
     Args:
-        settings: The settings of the run.
-        view: Shows progress and messages.
         new: Start a new run in any case.
         unless_done: If the last run has these settings and is finished, return its summary and connect to no broker.
-        ports: The environment of the coordinator.
 
     Returns:
         The summary of the run at its end.

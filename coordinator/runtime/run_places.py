@@ -40,8 +40,6 @@ def blob_places(
     """Return the places of a run's blobs.
 
     Args:
-        settings: The settings of the run.
-        run: Name of the run.
         connection: The connection of the coordinator, with the epoch of the leader.
         guard: With it nothing is written once the state directory is lost.
     """
@@ -50,13 +48,7 @@ def blob_places(
 
 
 def watch_state_directory(settings: RunSettings, run: str, registry: Registry) -> DirectoryGuard:
-    """Watch the state directory; from now on the registry checks it before each change.
-
-    Args:
-        settings: The settings of the run.
-        run: Name of the run.
-        registry: The registry.
-    """
+    """Watch the state directory; from now on the registry checks it before each change."""
     state_dir = settings.state_dir.absolute()
     lock = fleet_lock_file(state_dir, settings.fleet)  # in a new file a second coordinator would get the lock too
     guard = DirectoryGuard(state_dir, state_dir / REGISTRY_FILE, run_directory(state_dir, run), lock)

@@ -163,11 +163,7 @@ def run_spec(
     """Return the terms of a run for its engine.
 
     Args:
-        run: Name of the run.
         epoch: Number of the process that executes it.
-        settings: The settings of the run.
-        prepared: The parts that follow from them.
-        chunk_bytes: Size of a chunk, in bytes.
         leader_epoch: Epoch of a leader with standbys.
     """
     privacy = privacy_policy(settings)

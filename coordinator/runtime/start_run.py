@@ -39,11 +39,6 @@ def check_and_prepare(settings: RunSettings, ports: Ports) -> Prepared:
 def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSummary:
     """Start a new run and execute it to its end.
 
-    Args:
-        settings: The settings of the run.
-        view: Shows progress and messages.
-        ports: The environment of the coordinator.
-
     Returns:
         The summary of the run.
 

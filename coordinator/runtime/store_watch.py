@@ -16,7 +16,6 @@ def watching(waits: StoreWaits, publish: Callable[[str], None]) -> Iterator[None
     """Look at the requests once a second, within a `with`; `publish` takes the words for a silent store, then "".
 
     Args:
-        waits: The requests to stores that wait.
         publish: Called in the thread.
     """
     ended = threading.Event()

@@ -78,8 +78,6 @@ def open_base(state: ServerState, prepared: Prepared, spec: RunSpec, opening: Ro
 
     Args:
         state: The state after the last completed round.
-        prepared: The parts of the run that follow from its settings.
-        spec: The terms of the run.
         opening: The open round.
 
     Returns:

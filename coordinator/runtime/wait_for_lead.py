@@ -25,9 +25,6 @@ def leading(settings: RunSettings, view: View, ports: Ports, *, again: bool = Fa
     """Wait until this coordinator leads its fleet, with the model built; yield its ports, and whether it had to wait.
 
     Args:
-        settings: The settings of the run.
-        view: Shows messages.
-        ports: The environment of the coordinator.
         again: Whether this coordinator has led the fleet already.
     """
     assert settings.state is not None

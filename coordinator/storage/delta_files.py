@@ -51,7 +51,6 @@ def save_step(place: Place, step: ServerDelta, beside: Collection[int]) -> None:
 
     Args:
         place: Blob store of the run, or its directory.
-        step: The delta.
         beside: Rounds whose deltas stay.
     """
     packed = step.packed

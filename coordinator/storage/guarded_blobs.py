@@ -34,8 +34,6 @@ class GuardedBlobs:
         """Store a blob.
 
         Args:
-            key: The key.
-            parts: The content.
             durable: As for `BlobStore.put`.
             durable_name: As for `BlobStore.put`.
         """

@@ -56,7 +56,6 @@ class BrokerReach:
         """Return whether this coordinator may take a free lead.
 
         Args:
-            session: Its session.
             reaches: Whether it reaches the broker.
             waits: Whether it is a standby that waits.
         """

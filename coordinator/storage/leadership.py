@@ -290,10 +290,6 @@ class Leadership:
 def leader_in_words(url: str, fleet: str) -> str:
     """Return who leads a fleet and how many coordinators wait; "" for a fleet without standbys.
 
-    Args:
-        url: URL of the database.
-        fleet: Name of the fleet.
-
     Raises:
         StateError: The database cannot be reached.
     """

@@ -23,8 +23,6 @@ class HoldsTable(Tables):
         """Hold a device back.
 
         Args:
-            fleet: Name of the fleet.
-            device: The device.
             kind: "quarantined" or "drained".
             reason: The reason, which is shown.
             now: Unix time, in seconds.
@@ -43,8 +41,6 @@ class HoldsTable(Tables):
         """End a hold; the end of a quarantine also deletes the offences of the device.
 
         Args:
-            fleet: Name of the fleet.
-            device: The device.
             kind: "quarantined" or "drained".
 
         Returns:

@@ -54,13 +54,7 @@ class RoundsTable(Tables):
         self._journal = journal
 
     def open(self, run: str, journal: RoundJournal, now: BootTime) -> None:
-        """Write the journal of a round that begins, or continues in another epoch; forget updates of other rounds.
-
-        Args:
-            run: Name of the run.
-            journal: The journal of the round.
-            now: The present time.
-        """
+        """Write the journal of a round that begins, or continues in another epoch; forget updates of other rounds."""
         row = {
             "run": run,
             "round": journal.round,
@@ -91,20 +85,13 @@ class RoundsTable(Tables):
         self._change(lambda db: _accept(db, run, devices))
 
     def exclude_offender(self, run: str, device: str, offence: str) -> None:
-        """Note an offender of the open round, if a round is open.
-
-        Args:
-            run: Name of the run.
-            device: The device.
-            offence: Its offence.
-        """
+        """Note an offender of the open round, if a round is open."""
         self._add_to("offenders", run, {device: offence})
 
     def depart(self, run: str, devices: Mapping[str, tuple[str, str]]) -> None:
         """Note the devices that left the count of the open round without an offence, if a round is open.
 
         Args:
-            run: Name of the run.
             devices: The devices, each with its state and the reason.
         """
         self._add_to("departed", run, devices)
@@ -123,8 +110,6 @@ class RoundsTable(Tables):
         """Write steps of a masked round; an existing step stays as it is.
 
         Args:
-            run: Name of the run.
-            round: Number of the round.
             entries: The steps, in order.
         """
         rows = [
@@ -154,7 +139,6 @@ class RoundsTable(Tables):
         """Add updates whose files are on disk, and the devices that accepted.
 
         Args:
-            run: Name of the run.
             added: The updates, at most one of a device; an existing update is not added again.
             accepted: Devices that have accepted since the last call.
 
@@ -189,7 +173,6 @@ class RoundsTable(Tables):
         """Return the updates of a round, and those of carried work.
 
         Args:
-            run: Name of the run.
             round: Number of the open round; None between two rounds.
             carried: The carried work by device.
         """
@@ -205,13 +188,7 @@ class RoundsTable(Tables):
         return {work.pop("device"): CarriedWork(**work) for work in works}
 
     def drop_update(self, run: str, round: int, device: str) -> None:
-        """Delete one update.
-
-        Args:
-            run: Name of the run.
-            round: Number of the round.
-            device: The device.
-        """
+        """Delete one update."""
         its_own = (updates.c.run == run, updates.c.round == round, updates.c.device == device)
         self._change(lambda db: db.execute(delete(updates).where(*its_own)))
 
@@ -273,8 +250,6 @@ class RoundsTable(Tables):
         """Write the record of a completed round, replacing one with its number, and delete its journal and updates.
 
         Args:
-            run: Name of the run.
-            record: The record.
             carried: Work that the next round may take; its committed updates stay.
         """
 
@@ -324,8 +299,6 @@ def save_records(db: Connection, run: str, records: Collection[RoundRecord], *, 
 
     Args:
         db: The connection, within a transaction.
-        run: Name of the run.
-        records: The records.
         replace: Replace records with the same number; if not, an existing record stays.
     """
     rows = [{"run": run, "round": one.round, "record": json.dumps(one.to_dict(), allow_nan=False)} for one in records]

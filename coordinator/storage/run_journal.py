@@ -118,8 +118,6 @@ class RunJournal:
         """Add a line with the record of a round.
 
         Args:
-            run: Name of the run.
-            record: The record.
             change: Number of the change.
         """
         self._write(run, {"round": record.to_dict()}, change)
@@ -128,7 +126,6 @@ class RunJournal:
         """Add a line that drops the rounds after `last`.
 
         Args:
-            run: Name of the run.
             last: Number of the last round that stays.
             change: Number of the change.
         """

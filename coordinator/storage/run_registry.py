@@ -127,7 +127,6 @@ class Registry(Tables):
         """Keep coordinators of other machines from a fleet whose registry is in a database, until the registry is closed.
 
         Args:
-            fleet: Name of the fleet.
             epoch: Epoch of a leader with standbys: its changes raise LeadershipLost once a later one has begun.
             ending: The requests that wait; set when the process shall end: from then on no thread waits long for the database.
 
@@ -166,8 +165,6 @@ class Registry(Tables):
 
         Args:
             created_at: Unix time, in seconds.
-            task: Name of the task.
-            strategy: Name of the strategy.
             private: The patch policy.
             settings: Public settings, without secrets.
             schema: Digest of the whole model's schema.
@@ -210,7 +207,6 @@ class Registry(Tables):
         A finished run has no open work. A coordinator that was killed as it saved the last round may have left carried work.
 
         Args:
-            run: Name of the run.
             stopped_because: See run_summary.RunSummary.
             user_accuracy: Its user accuracy; None without one.
             model: Path of the exported model; None without one.
@@ -321,8 +317,6 @@ class Registry(Tables):
         the disk, at more than `most` devices those that were never invited are deleted, the oldest presence first.
 
         Args:
-            fleet: Name of the fleet.
-            sightings: The presences.
             most: Greatest number of devices; None for no limit.
         """
         rows = [
@@ -367,7 +361,6 @@ class Registry(Tables):
         The devices must have been seen in `fleet`. The reason is kept as the device's last one.
 
         Args:
-            fleet: Name of the fleet.
             counts: Tuples of device, counter, reason and optionally the number to add (1).
         """
         for _, what, *_ in counts:

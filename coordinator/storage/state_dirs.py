@@ -34,9 +34,7 @@ def is_at_work(fleet: str, state_dir: Path, registry: Registry) -> bool:
     and the lock of a machine that lost its network when the server's keep-alive notices.
 
     Args:
-        fleet: Name of the fleet.
-        state_dir: The state directory.
-        registry: Its registry, open.
+        registry: The open registry of that directory.
 
     Raises:
         OSError: Another user owns the file, or no coordinator has used the directory.
@@ -50,8 +48,6 @@ def is_locked_here(state_dir: Path, fleet: str, *, unreadable: bool = False) -> 
     """Return whether a process of this machine has the lock of a fleet in a state directory; False where there can be none.
 
     Args:
-        state_dir: The state directory.
-        fleet: Name of the fleet.
         unreadable: The answer for a file that cannot be read, such as that of another user.
     """
     try:
@@ -69,8 +65,7 @@ def as_it_is(run: RunInfo, state_dir: Path, registry: Registry) -> RunInfo:
 
     Args:
         run: The run as the registry has it.
-        state_dir: The state directory.
-        registry: Its registry, open.
+        registry: The open registry of that directory.
     """
     run = replace(run, model=_present_model(run, state_dir))
     if run.status != "running":

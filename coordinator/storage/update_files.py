@@ -25,8 +25,6 @@ def store_update(place: Place, round: int, device: str, blob: bytes, digest: str
 
     Args:
         place: Blob store of the run, or its directory.
-        round: Number of the round.
-        device: The device.
         blob: The packed update.
         digest: Its SHA-256 in hex, if it is known; this saves a second computation.
 
@@ -51,8 +49,6 @@ def load_update(place: Path | BlobReader, round: int, device: str) -> bytes:
 
     Args:
         place: Blob store of the run, or its directory.
-        round: Number of the round.
-        device: The device.
 
     Raises:
         StateError: The update is missing or damaged.

@@ -36,7 +36,6 @@ def next_epoch(db: Connection, fleet: str, holder: str) -> int:
 
     Args:
         db: The connection, whose session has the fleet's lock.
-        fleet: Name of the fleet.
         holder: Name of the leader, for people.
 
     Returns:
@@ -53,7 +52,6 @@ def lost_to(name: str, fleet: str, epoch: int, present: int | None) -> str:
 
     Args:
         name: Name of the database.
-        fleet: Name of the fleet.
         epoch: Epoch of the former leader.
         present: The present epoch.
     """

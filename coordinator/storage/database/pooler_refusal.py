@@ -20,7 +20,6 @@ def refuse_pooler(engine: Engine, session: Connection, url: str) -> None:
     Args:
         engine: Makes the second connection.
         session: The first one, outside of a transaction; it is closed if the pooler is refused.
-        url: URL of the database.
 
     Raises:
         StateError: The pooler does so.

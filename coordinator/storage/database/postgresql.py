@@ -362,7 +362,6 @@ def make_engine(url: str, name: str = "fedpatch", **arguments: Any) -> Engine:
     """Return an engine whose sessions have a name of their own, by which a successor can end them.
 
     Args:
-        url: URL of the database.
         name: Beginning of the sessions' name.
         arguments: Arguments of the connection in place of the usual ones.
 

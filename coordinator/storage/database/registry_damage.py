@@ -48,8 +48,6 @@ def version_of(db: sqlite3.Connection, path: Path, *, may_be_empty: bool = False
     """Return the version of a registry's tables.
 
     Args:
-        db: A connection to the registry.
-        path: Path of its file.
         may_be_empty: Whether a file without tables is allowed.
 
     Raises:

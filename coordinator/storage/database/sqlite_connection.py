@@ -51,7 +51,6 @@ def connect(path: Path, how: str) -> SqliteConnection:
     """Return a connection to a file.
 
     Args:
-        path: Path of the file.
         how: The query of its URI, such as "mode=ro".
     """
     uri = f"{path.absolute().as_uri()}?{how}"

@@ -130,7 +130,6 @@ class Database(ABC):
             the store; 0 if there are none.
 
         Args:
-            fleet: Name of the fleet.
             epoch: Epoch of a leader with standbys, which has the lock elsewhere (coordinator.storage.leadership): from
                 now on `change` raises LeadershipLost once a later epoch has begun. None without standbys.
 
@@ -194,7 +193,6 @@ def insert_new(db: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) 
 
     Args:
         db: The connection, within a transaction.
-        table: The table.
         rows: The rows by column, all with the same columns.
     """
     if not rows:

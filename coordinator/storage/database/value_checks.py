@@ -48,8 +48,6 @@ def row_problem(table: str, row: Row, check: Callable[[Row], None] | None = None
     """Return the problem of one row; None for none.
 
     Args:
-        table: Name of the table.
-        row: The row by column.
         check: Checks the values; the table's own check if left out.
     """
     check = check or _CHECKS.get(table)
