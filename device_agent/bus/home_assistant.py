@@ -57,7 +57,6 @@ def discovery(topics: BusTopics, prefix: str, form: str, *, switch: bool) -> dic
     platform is left, and an entity if its message is cleared.
 
     Args:
-        topics: Topics of the device.
         prefix: First level of the discovery topics.
         form: "device", "components" or "off".
         switch: Whether the agent can be paused.

@@ -37,7 +37,6 @@ def answer(model: Predictor, payload: bytes, features: Features | None = None) -
     """Return the answer to a payload as plain data.
 
     Args:
-        model: The personal model.
         payload: JSON of one example.
         features: The task's function from a payload to one raw example.
 

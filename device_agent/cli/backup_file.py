@@ -67,9 +67,7 @@ def seal_backup(state_dir: Path, settings: bytes, passphrase: str, day: date, *,
     """Return the backup of a state directory as it was at one moment. The agent may run.
 
     Args:
-        state_dir: State directory of the agent.
         settings: Content of its settings file.
-        passphrase: Passphrase of the backup.
         day: The local day.
         salt: 16 random bytes.
         nonce: 12 random bytes.

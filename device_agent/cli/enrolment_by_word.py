@@ -64,9 +64,6 @@ def enrol_by_word(
 
     Args:
         address: Address of `fedpatch ca serve`.
-        word: The word.
-        config: Settings file.
-        state_dir: State directory of the agent.
         replace: As for `install`.
         tell: Is called with lines for the device's owner.
 

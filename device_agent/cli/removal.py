@@ -52,7 +52,6 @@ def clear_bus(file: Path, agent: AgentSettings, device: str, connect_s: float, s
 
     Args:
         file: Settings file of the bus.
-        agent: Settings of the agent.
         device: Name of the device, unless the file names it.
         connect_s: As of `clear_presence`.
         send_s: As of `clear_presence`.

@@ -117,7 +117,6 @@ def in_force_in_words(file: str, running: Mapping[str, Any], settings: AgentSett
     Args:
         file: Name of the settings file.
         running: Description of the settings in status.json.
-        settings: Settings to compare.
     """
     lines, overridden = [], running.get("overridden", ())
     for name, (before, after) in sorted(changes(running.get("values", {}), public_values(settings)).items()):
@@ -168,8 +167,6 @@ def standing_in_words(standing: AgentStatus, about: OwnersView, now: float) -> l
     """Return the status in lines for people.
 
     Args:
-        standing: The agent's status.
-        about: Other facts for the owner.
         now: Unix seconds.
     """
     status = standing.status

@@ -25,7 +25,6 @@ def for_coordinator(decline: Decline, request: WorkRequest) -> Decline:
     """Return a decline with a code that the sender of the request knows.
 
     Args:
-        decline: The decline.
         request: The request, with the coordinator's features.
     """
     reason = DeclineReason(decline.reason)

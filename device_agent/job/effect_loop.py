@@ -29,7 +29,6 @@ def drive_job(job: Job, effects: Iterable[Effect], handler: EffectHandler, clock
     Args:
         job: The job that returned the effects.
         effects: Effects in their order.
-        handler: Performs each effect.
         clock: Returns monotonic seconds.
     """
     waiting = deque(effects)

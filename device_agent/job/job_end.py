@@ -23,9 +23,7 @@ def end_job(
     """End the current work.
 
     Args:
-        job: The job.
         outcome: As for EndJob, like the other parameters.
-        gave_up: The device gave up.
         rest_s: Announced seconds without work.
         committed: The work whose update is committed.
         finished: The work that is finished.
@@ -47,7 +45,6 @@ def give_up(
     """End the current work with `Failed`.
 
     Args:
-        job: The job.
         reason: Reason for the coordinator.
         detail: Reason in words, which stays on the device.
         condition: The preference of the owner that is not met, where that is the reason.

@@ -41,7 +41,6 @@ def decline(reason: DeclineReason, why: str, retry_after_s: float = 0.0) -> Admi
     """Return a decline with a code of its own.
 
     Args:
-        reason: The code.
         why: The reason, in words.
         retry_after_s: Seconds for which the answer would be the same; 0 where that is unknown.
     """

@@ -116,13 +116,7 @@ class Job:
         return self.handle(Tick(), now)
 
     def refuses(self, task: str, request: WorkRequest, tasks: tuple[TaskCapability, ...]) -> bool:
-        """Return whether a new request would be declined whatever the owner decides (unfit_request).
-
-        Args:
-            task: Name of the task of the request.
-            request: The work request.
-            tasks: Tasks of this device.
-        """
+        """Return whether a new request would be declined whatever the owner decides (unfit_request)."""
         job = self._context
         return refusal_of(task, request, tasks, job.max_blob_bytes, job.masked_encodings) is not None
 

@@ -32,7 +32,6 @@ def refusal_of_keys(job: JobContext, key: JobKey, request: WorkRequest) -> Decli
     """Make the keys of a masked round; return the decline where this device must make none.
 
     Args:
-        job: The job.
         key: The work, whose round the keys are for.
         request: Its request, with the terms of the round.
     """

@@ -22,9 +22,6 @@ def refusal_of(
     """Find the first reason to decline a request, whatever the owner decides.
 
     Args:
-        task: Name of the task of the request.
-        request: The work request.
-        tasks: Tasks of this device.
         max_blob_bytes: Largest model that the device accepts.
         masked: Encodings of the device's updates in masked rounds; none if it declines masked rounds.
 

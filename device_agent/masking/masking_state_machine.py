@@ -149,7 +149,6 @@ class MaskingRounds:
         """Begin a round, or continue it, and return the public keys for `accept`.
 
         Args:
-            name: The round.
             request: Its request, with `secure`.
 
         Returns:
@@ -180,7 +179,6 @@ class MaskingRounds:
 
         Args:
             name: The round that the envelope names.
-            body: The message.
 
         Returns:
             The state to write, and the answer to send after it.

@@ -22,7 +22,6 @@ def evaluate_model(model: PersonalModel, task: Task, data: str, data_root: Path)
     """Measure the task's metric of a model's outputs on the device's test data.
 
     Args:
-        model: The personal model.
         task: The task with the metric. A metric that takes arrays gets arrays; for any other, torch is imported.
         data: The device's data spec.
         data_root: Folder of data files.

@@ -75,7 +75,6 @@ def read_inputs(path: Path, shape: tuple[int, ...], dtype: str, form: ReadingsFo
     height, width) or (1, height, width), or flat if its pixels make a square; a model of integers takes no image.
 
     Args:
-        path: The file.
         shape: Shape of one example.
         dtype: Dtype of the result.
         form: The columns and windows of the task's readings, for messages; None without.

@@ -102,7 +102,6 @@ class PersonalModel:
         """Open the present model of a task.
 
         Args:
-            state_dir: The agent's state directory.
             task: Name of the task, or the task itself, whose `prepare` is then applied. "": the only task with models.
             threads: Threads of onnxruntime.
             int8: Whether to use the int8 model where there is one.

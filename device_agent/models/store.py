@@ -158,13 +158,7 @@ class ModelStore:
     # ---- in the agent's process
 
     def knows(self, task: str, run: str, round: int) -> bool:
-        """Return whether a model of a round is staged or published, or was refused in favour of the current one.
-
-        Args:
-            task: Name of the task.
-            run: Name of the run.
-            round: Number of the round.
-        """
+        """Return whether a model of a round is staged or published, or was refused in favour of the current one."""
         root = self._root(task)
         try:
             newest = next(iter(self.versions(task)), None)
@@ -176,11 +170,6 @@ class ModelStore:
 
     def publish(self, task: str, run: str, round: int) -> ModelVersion | None:
         """Make the staged model of a round the current one; a repeated call changes nothing.
-
-        Args:
-            task: Name of the task.
-            run: Name of the run.
-            round: Number of the round.
 
         Returns:
             The published model; None if the round has no model.

@@ -60,7 +60,6 @@ def decide(order: AdmissionMode, file_text: str | None, objections: Sequence[Obj
     """Decide by the admission mode.
 
     Args:
-        order: The admission mode.
         file_text: Content of the mode's file; None where it cannot be read.
         objections: Objections to the request, the most lasting first; a pause counts in every mode.
     """

@@ -20,7 +20,6 @@ def used_up(
     """Yield an objection for each part of the allowance that is used up; it lasts until midnight.
 
     Args:
-        wants: The owner's preferences.
         spent: Usage of this day, including the current work.
         local: Aware local time, in a zone that has its clock changes.
         expected_bytes: Bytes that a requested work would move, both ways.

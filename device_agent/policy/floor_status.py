@@ -38,7 +38,6 @@ def least_without_model(setting: str, patch_dir: Path, task: str = "") -> dict[s
 
     Args:
         setting: The owner's setting, "" for the default.
-        patch_dir: Directory of the patches.
         task: Name of the task; "" for the records of all tasks of this device.
 
     Returns:

@@ -137,7 +137,6 @@ class OwnerLimits:
 
         Args:
             request: The request that the update answers; None if it is unknown: then the update's tensors are unknown too.
-            manifest: Manifest of the update.
         """
         model = self._model
         if model is None or request is None:

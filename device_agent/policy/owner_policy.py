@@ -117,7 +117,6 @@ class OwnerPolicy:
         """Decide on a work request; None without fresh facts: call again after the next `update_facts`.
 
         Args:
-            task: Name of the task of the request.
             traffic_bytes: Bytes that the work is expected to move, both ways.
             now: Monotonic seconds.
         """

@@ -20,7 +20,6 @@ def why_too_long(
     """Name the limit of the owner that a plan exceeds.
 
     Args:
-        plan: The plan of one work request.
         num_examples: Training examples of this device.
         max_steps: Most minibatches that one request may ask for, in any unit of its plan.
         max_epochs: Most passes over the data that one request may ask for, in any unit of its plan.

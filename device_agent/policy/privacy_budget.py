@@ -120,9 +120,7 @@ class PrivacyBudget:
         """Count the round of an update before it is offered; the same update counts once until it is committed.
 
         Args:
-            key: The job.
             request: Its request; None where it is unknown. Without terms of differential privacy nothing is counted.
-            manifest: Manifest of the update.
 
         Raises:
             StateError: The account is damaged or cannot be written. The update must not be offered.

@@ -65,7 +65,6 @@ class QuietHours:
         Args:
             local: Aware local time.
             clock_set: Whether the clock is set; with a wrong clock it is not known whether it is quiet.
-            record: The record of the preference.
             allow_unknown: Whether an unknown preference lets the device work, by name.
         """
         if not self.spans:

@@ -46,8 +46,6 @@ def unmet_preferences(
     """Find all objections to working now, the most lasting first; none: the device works.
 
     Args:
-        preferences: The owner's preferences.
-        facts: The facts of this moment.
         spent: Usage of this day, including the current work.
         local: Aware local time, in a zone that has its clock changes.
         task: Name of the task of a request, "" for none.

@@ -24,8 +24,6 @@ def action_on_loss(chosen: OnLoss, objections: Iterable[Objection], pause_limit_
 
     Args:
         chosen: The owner's setting `on_loss`.
-        objections: The objections of this moment.
-        pause_limit_s: The longest pause.
     """
     in_vain = any(one.exact and one.retry_after_s > pause_limit_s for one in objections)
     return OnLoss.ABANDON if chosen is OnLoss.PAUSE and in_vain else chosen

@@ -95,8 +95,6 @@ def make_agent(
 
     Args:
         settings: Checked settings; their state directory is locked by the caller.
-        identity: Names of this agent.
-        queue: The queue that the agent takes its events from.
         ports: Clock, link, training process and systemd.
         source: Places of the settings; None where they cannot be read again.
     """
@@ -229,7 +227,6 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> WorkerSet
     Args:
         settings: Checked settings.
         directory: State directory of the device.
-        device: Name of the device.
     """
     from fedpatch.shared.tasks.task import data_root
 

@@ -140,7 +140,6 @@ class EffectRunner:
         """Note the work that begins, for the history.
 
         Args:
-            key: The work.
             model: Digest of its global model.
         """
         self._work = key, model

@@ -55,9 +55,6 @@ class CertificateFiles:
         """Return the certificates of a device; None where it has no certificate, or trusts the system's CAs.
 
         Args:
-            files: Its TLS files.
-            device: Id of the device.
-            fleet: Name of its fleet.
             directory: Its state directory.
         """
         if not files.cert_file or not files.ca_file:

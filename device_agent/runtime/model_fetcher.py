@@ -160,7 +160,6 @@ class ModelFetcher:
         """Begin to fetch the missing chunks of blobs; None if a blob has no URL or one that must not be used.
 
         Args:
-            blobs: The blobs.
             have: Chunks that are there, by the digest of their blob.
         """
         if not all(blob.url for blob in blobs) or all(len(have[blob.digest]) == blob.chunk_count for blob in blobs):

@@ -51,8 +51,6 @@ def ask_in_thread(
     """Ask in a thread of its own, and pass the answer to `events`.
 
     Args:
-        settings: Settings of the connection.
-        identity: Names of this agent.
         boots: Nonces of earlier starts of this agent.
         events: Takes the answer; it must only enqueue it.
     """
@@ -67,8 +65,6 @@ def check_name(settings: BrokerSettings, identity: Identity, boots: Collection[s
     """Find out whether the broker retains a state of another agent; not in use where that cannot be found out.
 
     Args:
-        settings: How to reach the broker.
-        identity: The device's name and fleet.
         boots: Starts of this agent, whose own states do not count.
     """
     received: SimpleQueue[LinkEvent] = SimpleQueue()

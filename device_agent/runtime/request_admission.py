@@ -62,9 +62,6 @@ class RequestAdmission:
         """Decide on a request; None until there are fresh facts.
 
         Args:
-            envelope: The message.
-            request: Its body.
-            tasks: Tasks of this device.
             plan: The download that leads to the request's model.
             now: Monotonic seconds.
         """

@@ -104,9 +104,7 @@ def _warning_of_lost_state(
 
     Args:
         directory: The state directory, before the agent writes to it.
-        device: Name of the device.
         boots: Nonces of the starts in the directory.
-        put: Takes the answer.
     """
     if not may_be_lost(directory, boots):
         return put

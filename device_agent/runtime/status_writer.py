@@ -57,7 +57,6 @@ class StatusWriter:
 
         Args:
             state: State of the job, `starting` or STOPPED.
-            tasks: Tasks of this device.
             network_open: Why the task's code can open connections; "" if it cannot.
             now: Monotonic seconds.
         """

@@ -9,13 +9,7 @@ from fedpatch.shared.wire.messages import WorkRequest, is_delta
 
 
 def command_of(key: JobKey, request: WorkRequest, spool: UpdateSpool) -> TrainCommand:
-    """Return the training command of a request, without the files of its global model.
-
-    Args:
-        key: The job.
-        request: Its request.
-        spool: Files of the update.
-    """
+    """Return the training command of a request, without the files of its global model."""
     return TrainCommand(
         key=key,
         plan=request.plan,

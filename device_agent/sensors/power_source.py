@@ -13,7 +13,6 @@ def read_power(ups: Ups | None, tree: SysFs) -> Power:
 
     Args:
         ups: The UPS of the settings; None without one.
-        tree: The files of the kernel.
 
     Raises:
         FactUnavailable: The source gives no answer.

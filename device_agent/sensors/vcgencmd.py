@@ -13,7 +13,6 @@ def vcgencmd(tree: SysFs, word: str, otherwise: str = _NO_PI) -> str:
     """Ask the firmware.
 
     Args:
-        tree: The machine's file system.
         word: Command of the program, such as "measure_temp".
         otherwise: Reason of the error for a machine without the program.
 

@@ -34,10 +34,7 @@ def read_network(tree: SysFs, ask: Callable[[str, bool], NmState], interface: st
     """Return name and metering of the network behind an interface.
 
     Args:
-        tree: The kernel's files.
         ask: Asks NetworkManager about an interface, and whether it is wireless.
-        interface: Name of the interface.
-        link: Kind of its link.
     """
     wireless = link.value is LinkKind.WIFI
     no_name: Fact[str] = Fact.unknown(f"{interface} is not wireless")

@@ -145,11 +145,6 @@ def file_digest(path: Path) -> str:
 def cut_from_file(path: Path, manifest: Manifest, index: int) -> Chunk:
     """Read one chunk of a blob.
 
-    Args:
-        path: File of the blob.
-        manifest: Its manifest.
-        index: Index of the chunk.
-
     Raises:
         StateError: The chunk cannot be read.
     """

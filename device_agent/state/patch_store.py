@@ -80,7 +80,6 @@ class PatchKey:
         """Return the key of a round's patch.
 
         Args:
-            task: Name of the task.
             schema: Digest of the model's schema without moments.
             policy: Text of the policy.
             kind: Kind of the plan (`TrainPlan.kind`), "" for a plan without terms.
@@ -157,9 +156,6 @@ class PatchStore:
         this device's own data.
 
         Args:
-            key: Identity of the patch.
-            run: Name of the run.
-            round: Number of the round.
             same_run: Whether a patch of another run counts as none.
 
         Raises:
@@ -416,9 +412,7 @@ def key_of_round(task: str, schema: Schema, policy: PatchPolicy, kind: str, dire
     trained from the same patch twice, and the difference of two sums would be the update of one device.
 
     Args:
-        task: Name of the task.
         schema: The model's schema without moments.
-        policy: The policy of the round.
         kind: Kind of the plan.
         directory: Directory of the patches; it may be absent.
     """

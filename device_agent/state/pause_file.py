@@ -22,7 +22,6 @@ def write_pause(state_dir: Path, until_s: float | None = None) -> None:
     """Write the owner's pause file.
 
     Args:
-        state_dir: State directory of the agent.
         until_s: End of the pause in Unix seconds; None for a pause until `resume`.
 
     Raises:

@@ -106,8 +106,6 @@ class DevicePrivacyAccount:
 
         Args:
             fleet: Fleet of the coordinator.
-            run: Name of the run.
-            task: Name of its task.
             update: Digest of the update.
             release: Noise of the round.
 

@@ -62,7 +62,6 @@ class ResidualStore:
         """Return the residual of the round before a given one.
 
         Args:
-            key: Identity of the patch.
             of: The round, with its encoding and schema.
             public: Schema of the public tensors.
 
@@ -80,7 +79,6 @@ class ResidualStore:
         """Save the residual of a round, and keep the former file.
 
         Args:
-            key: Identity of the patch.
             of: The round, with its encoding and schema.
             public: Schema of the public tensors.
             values: Residuals by `NAME:residual`.
@@ -104,13 +102,7 @@ class ResidualStore:
 
 
 def as_kept(values: Tensors, public: Schema, seed: int) -> dict[str, Array]:
-    """Return the residuals that `load` returns after `save` with the same arguments.
-
-    Args:
-        values: Residuals by `NAME:residual`.
-        public: Schema of the public tensors.
-        seed: Seed of the rounding.
-    """
+    """Return the residuals that `load` returns after `save` with the same arguments."""
     schema = _schema(public)
     plain = {base_name(name): array for name, array in values.items()}
     kept = decoded_as(plain, schema, STORED_AS, base=_zeros(schema), seed=seed)

@@ -77,8 +77,6 @@ class Storage:
         """Return the reason for which the device cannot store the work; None if it can.
 
         Args:
-            task: Name of the task of the request.
-            request: The work request.
             plan: The download that leads to the request's model.
         """
         name = self._patch_key(task, request).file_name

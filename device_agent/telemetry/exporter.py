@@ -76,7 +76,6 @@ class TextFile:
 
         Args:
             what: Name of the text.
-            text: Returns the text.
             now: Monotonic seconds.
         """
         self._waits = what != self._written

@@ -54,8 +54,6 @@ class LocalMetrics:
         """Update the gauges.
 
         Args:
-            job: The agent's job.
-            connected: Whether the agent is connected to the broker.
             task: Name of its task; "" before it is known.
             now: Monotonic seconds.
         """

@@ -95,7 +95,6 @@ class VitalsPace:
         """Return the vitals to send now, or None.
 
         Args:
-            facts: The present facts.
             last_round: The last round, None before the first.
             now: Monotonic seconds.
         """

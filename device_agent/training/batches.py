@@ -28,7 +28,6 @@ def batch_indices(
 
     Args:
         num_examples: Number of examples, n.
-        batch_size: Examples in a batch.
         first_batch: Number of batches taken before.
         count: Number of batches.
         stream_seed: Seed of the device's stream (`stream_seed`).
@@ -68,7 +67,6 @@ def update_seed(seed: int, device_id: str, first_batch: int) -> int:
 
     Args:
         seed: Seed of the plan.
-        device_id: Name of the device.
         first_batch: Number of batches taken before the round.
     """
     return _seed_of(f"{seed}/{device_id}/update/{first_batch}")

@@ -46,11 +46,9 @@ def user_accuracy(
     once. Normalisation uses running statistics. Afterwards every module is in its former mode.
 
     Args:
-        model: The model.
         task: The task with the metric.
         x: Test inputs, examples first.
         y: Test targets, one per example.
-        batch_size: Examples in a batch.
         cancelled: Called before each batch; True cancels the measurement.
 
     Raises:

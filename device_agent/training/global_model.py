@@ -109,8 +109,6 @@ def read_blob(
     """Read metadata and tensors of a blob.
 
     Args:
-        blob: The blob.
-        manifest: The manifest of the blob.
         public: Schema of its tensors.
         base: Tensors that a delta encoding needs; None for a whole model.
 

@@ -68,7 +68,6 @@ class IndependentModel:
         """Train the model and measure it; afterwards the trainer holds the model of the round again.
 
         Args:
-            command: The training command of the round.
             result: Result of the round's own training, which takes as many steps.
             cancelled: Called before each batch, as in `LocalTrainer.run`.
 

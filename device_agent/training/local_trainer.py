@@ -122,7 +122,6 @@ class LocalTrainer:
 
         Args:
             tensors: The model by name, as for `run`.
-            plan: The training plan.
             copy: With `personal` the copy after the device's last round; empty: it begins with `tensors`.
             first_batch: As for `run`.
             stream_seed: As for `run`.
@@ -252,7 +251,6 @@ class LocalTrainer:
 
         Args:
             tensors: The model by name, with moments if there are any.
-            plan: The training plan.
             first_batch: Number of batches that the device has taken before.
             stream_seed: Seed of the device's stream of batches.
             on_step: Called after each step with the steps done and their total.

@@ -131,7 +131,6 @@ class LocalUpdate:
         repeated round gives the same values, under masks with the same keys only.
 
         Args:
-            command: The training command.
             on_step: Called after each step with the steps done and their total.
             cancelled: Called before each batch; True cancels. A cancel in training leaves nothing; one in the measure of
                 learning alone leaves the patch.
@@ -309,7 +308,6 @@ class LocalUpdate:
         """Return whether a model is trained alone too: on request or by schedule, if no limit of the owner forbids it.
 
         Args:
-            command: The training command.
             steps: Steps of the round.
             taken: Steps that the device has taken in all its rounds with this one.
         """

@@ -53,12 +53,9 @@ def unmasked_blob(
     """Return the blob of a device's vector before masking.
 
     Args:
-        terms: Terms of the round.
         public: Schema of the tensors that travel.
         model: The global model.
         update: Tensors after training.
-        report: Report of the training.
-        metric: Metric of the task.
         seed: Seed of the rounding.
 
     Raises:

@@ -91,8 +91,7 @@ class ModelExport:
         """Stage the model that the trainer has just trained or the one trained alone, unless the present one stays; log which.
 
         Args:
-            command: The training command.
-            result: Its result, which the trainer holds.
+            result: Result of the training, which the trainer holds.
             alone: Returns the model trained alone; empty for none.
         """
         if why := self._why_not(partial(self._attempt, command, result, alone)):

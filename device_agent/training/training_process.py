@@ -324,11 +324,7 @@ def answer(
     """Do one round, and write its progress, a changed number of examples, and its result.
 
     Args:
-        local_update: Does the rounds.
         ready: The answer that announced the number of examples.
-        command: The training command.
-        control: Pauses and cancels the training.
-        outbox: Writes the answers.
     """
     reported_at = -PROGRESS_EVERY_S
 
