@@ -91,8 +91,6 @@ def make_relay(
 
     Args:
         settings: Checked settings; their state directory is locked by the caller.
-        identity: Names of the relay as a device.
-        queue: The queue that the agent takes its events from.
         site: The site, whose rounds take the place of training.
         link: Makes the connection to the hub's broker; takes the arguments of MqttLink.
     """

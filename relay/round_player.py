@@ -79,7 +79,6 @@ def site_engine(
     number of devices that can report.
 
     Args:
-        spec: The terms of the round.
         presences: The devices of the site.
         needs: The needs of the hub's request.
         earlier: Records of the run's earlier rounds in the site; devices that were absent there need not report in this one.
@@ -143,7 +142,6 @@ class RoundPlayer:
         """Run the round of a request to its end; continue it if a killed relay left it open.
 
         Args:
-            hub_round: The request.
             presences: The devices of the site.
             left_s: Time to the hub's deadline, in seconds.
             tells_members: Whether the hub knows `members` of a report.

@@ -36,7 +36,6 @@ class SiteDeadlines:
         """Divide the time to the hub's deadline.
 
         Args:
-            settings: The relay's settings.
             left_s: Time to the hub's deadline, in seconds.
             masked: Whether the round is masked: then collecting and unmasking end before the relay's margin.
         """

@@ -33,7 +33,6 @@ class Needs:
         """Return the needs of a request.
 
         Args:
-            plan: Its plan.
             secure: Its terms of secure aggregation; None without.
             evaluates: Whether the request is to measure without training.
         """

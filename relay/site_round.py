@@ -121,7 +121,6 @@ class HubRound:
         """Return the terms of the round.
 
         Args:
-            settings: The relay's settings.
             epoch: The epoch of the site's coordinator.
             left_s: Time to the hub's deadline, in seconds.
         """
