@@ -67,11 +67,8 @@ class MaskedUplink:
         """Return the mean of the clients' updates, and set the scale of the next round.
 
         Args:
-            round_number: Number of the round.
-            clients: Clients of the round.
             base: The global model that the clients began with.
             update_of: Returns the tensors that a client has trained.
-            reports: Reports of the clients.
             seeds: Seeds of their rounding.
 
         Raises:

@@ -91,10 +91,7 @@ def load_population(
     it. Loading takes at most twice the memory of the blocks, besides the memory in which the task reads its files.
 
     Args:
-        task: The task.
         template: Data spec of each client, with {index}, {count} and {seed} (simulator.spec.data_template).
-        clients: Number of clients.
-        seed: The seed.
         root: Folder for data files.
         try_out: Called with the first client's data before the split, so rows are numbered as by the task.
 

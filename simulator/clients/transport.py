@@ -57,7 +57,6 @@ class Uplink:
             client: Number of the client.
             tensors: The trained tensors by name.
             base: The tensors that training began with.
-            report: Report of the training.
             seed: Seed of the rounding.
 
         Returns:

@@ -110,8 +110,6 @@ def rows(arms: Sequence[Arm], metric: MetricTerms, target_ua: float | None = Non
     """Return the table in the order of `arms`, which include ALONE.
 
     Args:
-        arms: The methods.
-        metric: The terms of user accuracy.
         target_ua: Target of `rounds_to_target`; None: the last user accuracy of learning alone, seed by seed.
     """
     alone = next(arm for arm in arms if arm.name == ALONE)

@@ -26,7 +26,6 @@ def select(
         over_select: Invitations per device that the round is meant for, at least 1. A larger number only adds devices.
         min_cohort: Devices that the round is meant for in any case. With fewer devices available none is invited.
         seed: Seed of the run.
-        round_number: Number of the round.
 
     Returns:
         The selection, the same for the same devices, seed and round.

@@ -62,7 +62,6 @@ def make_study(*, task: Task, task_ref: str, strategy: str, **given: Any) -> Stu
     authors published for the nearest W and C. Independent learning takes FedAvg's rate.
 
     Args:
-        task: The task.
         task_ref: The user's name of `task`.
         strategy: Name of a strategy or of one of BASELINES.
         given: Other terms by the names of `terms()`; `clients` is required. `noisy_fraction` is the share of the clients
@@ -96,7 +95,6 @@ def check_study(study: Study, task: Task, known: Sequence[str] = ()) -> None:
 
     Args:
         study: The study; its rates and data are not checked.
-        task: Its task.
         known: Problems that were found before.
 
     Raises:

@@ -117,8 +117,6 @@ def check_cells(study: Study, task: Task, keys: Iterable[Key]) -> None:
 
     Args:
         study: The terms that all cells share.
-        task: The task.
-        keys: The terms of the cells.
 
     Raises:
         UsageError: A rule, an attack and the strategy do not fit together, or nothing is federated.
@@ -144,7 +142,6 @@ def play_cell(
 
     Args:
         study: The terms that all cells share.
-        key: The terms of the cell.
         simulate: simulator.experiment.simulation.simulate.
         workers: Processes.
         root: Folder for data files.

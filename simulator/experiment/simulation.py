@@ -115,7 +115,6 @@ def simulate(  # noqa: PLR0913  (hooks of the caller, each by name)
     Simulations in threads of one process alternate, round by round.
 
     Args:
-        study: The study.
         workers: Number of processes.
         device: "cpu" or "cuda".
         on_point: Called with each point of the curve as soon as it is known; first with those of an earlier call.

@@ -71,7 +71,6 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
     """Simulate a study, or resume the unfinished study in `out`, and write its files.
 
     Args:
-        study: The study.
         workers: Number of processes; None: one for each processor.
         device: "cpu" or "cuda".
         out: Folder for outcome, curve and pictures; None: no files.
@@ -156,7 +155,6 @@ def simulate(
 
     Args:
         task: The task: its name, module:attribute, or a `Task`, which is simulated in this process.
-        clients: Number of clients.
         rounds: Rounds after which the simulation ends.
         target_ua: User accuracy at which the simulation ends earlier.
         progress: Whether to show the progress; None: if a terminal or notebook can show it.
@@ -202,7 +200,6 @@ def start_simulation(
 
     Args:
         task: As of `simulate`.
-        clients: Number of clients.
         rounds: Rounds after which the simulation ends.
         target_ua: User accuracy at which the simulation ends earlier.
         out: As of `simulate`.

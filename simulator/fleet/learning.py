@@ -120,7 +120,6 @@ class FleetLearning:
 
         Args:
             number: Number of the device.
-            round_number: Number of the round.
             train_s: Virtual training time of the device, for the report.
         """
         base = self._bases.get(self._versions[round_number])
@@ -149,7 +148,6 @@ class FleetLearning:
         """Make the next model.
 
         Args:
-            round_number: Number of the round.
             devices: Numbers of the devices whose updates count.
             carried: The carried work of devices whose updates are from earlier rounds.
         """

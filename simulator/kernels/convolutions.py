@@ -16,7 +16,6 @@ def convolve(module: nn.Conv2d, x: Tensor) -> Tensor:
     """Return the output of a convolution, computed as one matrix product.
 
     Args:
-        module: The convolution.
         x: Images, (examples, channels, height, width); one image without the first axis is convolved by torch.
 
     Returns:

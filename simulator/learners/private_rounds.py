@@ -21,7 +21,6 @@ def fold_private(
 
     Args:
         folder: Folder with a file for each update.
-        clients: The clients of the round.
         study: The terms of differential privacy; the round is planned for `participants` clients.
         round_number: The round; equal seeds and rounds give equal noise.
         schema: Names, shapes and dtypes of the tensors.
