@@ -128,7 +128,7 @@ def set_from_records(metrics: RoundGauges, info: RunInfo, records: Sequence[Roun
 
     Args:
         metrics: New metrics.
-        records: Its rounds, in order.
+        records: Rounds of the run, in order.
     """
     metrics.build.labels(__version__).set(1)
     last = records[-1] if records else None

@@ -149,7 +149,7 @@ class MaskingRounds:
         """Begin a round, or continue it, and return the public keys for `accept`.
 
         Args:
-            request: Its request, with `secure`.
+            request: Request of the round, with `secure`.
 
         Returns:
             The keys; None if this device has offered an update from the same base, in any run, round or group, or has already

@@ -120,7 +120,8 @@ class PrivacyBudget:
         """Count the round of an update before it is offered; the same update counts once until it is committed.
 
         Args:
-            request: Its request; None where it is unknown. Without terms of differential privacy nothing is counted.
+            request: The request that the update answers; None where it is unknown. Without terms of differential privacy
+                nothing is counted.
 
         Raises:
             StateError: The account is damaged or cannot be written. The update must not be offered.

@@ -55,7 +55,7 @@ class CertificateFiles:
         """Return the certificates of a device; None where it has no certificate, or trusts the system's CAs.
 
         Args:
-            directory: Its state directory.
+            directory: State directory of the device.
         """
         if not files.cert_file or not files.ca_file:
             return None

@@ -251,7 +251,7 @@ def option(name: str, annotation: Any, default: object = None) -> inspect.Parame
     """Return an option for `add_options` and `with_options`.
 
     Args:
-        annotation: Its type, annotated for typer.
+        annotation: Type of the option, annotated for typer.
     """
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

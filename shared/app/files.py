@@ -458,7 +458,7 @@ def file_head(line: bytes, content: bytes, digest: bytes = b"") -> bytes:
 
     Args:
         line: The format line.
-        digest: Its SHA-256, if it is known.
+        digest: SHA-256 of the content, if it is known.
     """
     return line + (digest or hashlib.sha256(content).digest())
 

@@ -59,7 +59,7 @@ def statement(group: MaskingGroup, member: int, sets: Sets) -> bytes:
     """Return the bytes that a member of a strict group signs.
 
     Args:
-        member: Its place in the roster.
+        member: Place in the roster.
         sets: The sets that it vouches for.
     """
     packed: bytes = msgpack.packb(
@@ -84,7 +84,7 @@ def expected_codes(group: MaskingGroup, member: int, sets: Sets, private: bytes)
     """Return the codes that the other members of the masking set have for a member if they vouch for the same sets.
 
     Args:
-        member: Its place in the roster.
+        member: Place in the roster.
         sets: The sets that it vouches for.
         private: Its private share key.
     """
@@ -120,7 +120,7 @@ def is_signature(group: MaskingGroup, member: int, sets: Sets, signature: bytes)
     """Return whether a signature is one of a member of a strict group over these sets.
 
     Args:
-        member: Its place in the roster.
+        member: Place in the roster.
         sets: The sets that it vouches for.
         signature: ECDSA with SHA-256, DER.
     """

@@ -75,7 +75,7 @@ def trial_step(task: Task, module: nn.Module, data: DeviceData, holder: str) -> 
     """Make one training step with a minibatch that includes the rows with extreme labels.
 
     Args:
-        module: Its model, which is changed.
+        module: Model of the task, which is changed.
         holder: Name of the data's holder, for messages.
 
     Returns:
@@ -258,7 +258,7 @@ def step_seconds(task: Task, module: nn.Module, data: DeviceData) -> float:
     """Measure the duration of a training step.
 
     Args:
-        module: Its model; a copy of it is trained, since steps without a chosen learning rate may diverge.
+        module: Model of the task; a copy of it is trained, since steps without a chosen learning rate may diverge.
 
     Returns:
         The median of some steps, in seconds, after one that is not counted.

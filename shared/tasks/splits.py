@@ -233,6 +233,7 @@ def equal_shards(count: int, devices: int, seed: int = 0) -> list[Positions]:
 
     Args:
         count: Number of examples.
+        devices: Number of devices.
         seed: The same seed gives the same shards.
 
     Returns:
@@ -256,6 +257,7 @@ def label_shards(labels: ArrayLike, devices: int, per_device: int = 2, seed: int
 
     Args:
         labels: Class of each example.
+        devices: Number of devices.
         per_device: Shards of each device; the paper has 2.
         seed: The same seed gives the same shards.
 
@@ -288,6 +290,7 @@ def dirichlet_shards(
 
     Args:
         labels: Class of each example.
+        devices: Number of devices.
         alpha: Concentration, above 0: small values give each device few classes, large ones nearly the same mix to all.
         seed: The same seed gives the same shards.
         least: Fewest examples of a device.
@@ -326,6 +329,7 @@ def group_shards(groups: Sequence[Any] | ArrayLike, devices: int, seed: int = 0)
 
     Args:
         groups: Group of each example.
+        devices: Number of devices.
         seed: The same seed gives the same shards.
 
     Returns:
