@@ -127,12 +127,12 @@ def test_help_shows_no_type_for_an_option_that_takes_no_value(lamp, argv, monkey
 
 @pytest.fixture
 def kettle(monkeypatch, capsys) -> Callable[..., Ended]:
-    """A program `kettle boil`, with the common option --cups and the rare option --altitude."""
+    """A program `kettle boil`, with the common option --cups and the rare options --altitude and --lid."""
     monkeypatch.setenv("TERM", "dumb")
     app = make_app("kettle", "A kettle.")
 
     @command(app, "boil", example="kettle boil --cups 2")
-    @with_options([option("cups", int, 1), option("altitude", int, 0)], "given", rare=["altitude"])
+    @with_options([option(name, int, 0) for name in ("cups", "altitude", "lid")], "given", rare=["altitude", "lid"])
     def boil(given: dict[str, int]) -> None:
         """Boil water."""
         typer.echo(given)
@@ -147,19 +147,19 @@ def kettle(monkeypatch, capsys) -> Callable[..., Ended]:
 def test_help_has_the_number_of_rare_options_in_place_of_them(kettle):
     shown = kettle("boil", "--help")
     assert (shown.code, shown.err) == (0, "")
-    assert "--cups" in shown.out and "--altitude" not in shown.out
-    assert shown.out.split("Example: kettle boil --cups 2")[1].strip() == "1 more options: kettle boil --help-all"
+    assert "--cups" in shown.out and "--altitude" not in shown.out and "--lid" not in shown.out
+    assert shown.out.split("Example: kettle boil --cups 2")[1].strip() == "2 more options: kettle boil --help-all"
 
 
 def test_help_all_shows_every_option_and_runs_no_command(kettle):
     shown = kettle("boil", "--help-all")
     assert (shown.code, shown.err) == (0, "")
-    assert "--cups" in shown.out and "--altitude" in shown.out
+    assert "--cups" in shown.out and "--altitude" in shown.out and "--lid" in shown.out
     assert shown.out.rstrip().endswith("Example: kettle boil --cups 2")
 
 
 def test_rare_option_has_its_effect(kettle):
-    assert kettle("boil", "--altitude", "8000") == Ended(0, "{'cups': 1, 'altitude': 8000}\n", "")
+    assert kettle("boil", "--altitude", "8000") == Ended(0, "{'cups': 0, 'altitude': 8000, 'lid': 0}\n", "")
 
 
 def test_error_about_an_unknown_option_suggests_rare_ones(kettle):
