@@ -50,7 +50,7 @@ class RunHistory:
         run: The run's row as it was last written; None without an undamaged line that has it.
         records: Records by round.
         damaged_lines: Numbers of the damaged lines.
-        changes: Number of its last change; 0 in journals of earlier versions, whose lines have no number.
+        changes: Number of its last change; 0 without a change.
         forgotten_after: The last round before those that were rolled back and not repeated since; None if there are none.
     """
 

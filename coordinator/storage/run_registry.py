@@ -91,7 +91,7 @@ class Registry(Tables):
 
     Raises:
         UsageError: The file is missing, with `readonly`.
-        StateError: The registry is damaged, foreign or of a newer version, or cannot be reached, or the disk refused.
+        StateError: The registry is damaged, foreign or of an unusable version, or cannot be reached, or the disk refused.
 
     Example:
         >>> with Registry(Path("fedpatch-state/registry.sqlite3"), readonly=True) as registry:  # doctest: +SKIP
@@ -436,7 +436,7 @@ class Registry(Tables):
         self._change(restore)
 
     def _begin_journals(self) -> None:
-        """Write a journal for each run without one: a run of an earlier version, or with a deleted journal."""
+        """Write a journal for each run whose journal was deleted."""
         for run in self.runs():
             journal = self.journal.path(run.id)
             if journal.parent.is_dir() and not journal.exists():

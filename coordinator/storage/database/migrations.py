@@ -1,4 +1,13 @@
-"""The tables of the registry by version, and the migrations from one version to the next."""
+"""The tables of the registry by version, and the migrations from one version to the next.
+
+Table by table:
+
+- `runs`: `changes` is the number of the last change of a run; a journal whose last line has a lower one lags behind.
+- `open_rounds`: `departed` has the devices that left the count of an open round without an offence.
+- `masking`: the steps of the groups of an open masked round, in the order of their numbers.
+- `carried_work`: work for rounds that are over (coordinator.buffered), in the journal of the open round and between two rounds.
+- `leaders`: the coordinators that took turns in leading a fleet (coordinator.storage.leadership); empty in SQLite.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,7 @@ import sqlite3
 
 COUNTERS = ("invited", "accepted", "declined", "reported", "lost", "failed", "refused", "late", "ignored")
 
-_VERSION_1 = """
+_VERSION_11 = """
 CREATE TABLE runs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -20,7 +29,8 @@ CREATE TABLE runs (
     status TEXT NOT NULL CHECK (status IN ('running', 'finished', 'interrupted', 'failed')),
     stopped_because TEXT,
     user_accuracy REAL,
-    model TEXT
+    model TEXT,
+    changes INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE rounds (
     run TEXT NOT NULL REFERENCES runs (id),
@@ -55,11 +65,9 @@ CREATE TABLE updates (
     digest TEXT NOT NULL,
     raw_bytes INTEGER NOT NULL,
     num_examples INTEGER NOT NULL,
+    encoding TEXT NOT NULL DEFAULT 'fp32+zstd',
     PRIMARY KEY (run, round, device)
 );
-"""
-_VERSION_2 = """
-CREATE TABLE sums (name TEXT PRIMARY KEY, total INTEGER NOT NULL, changes INTEGER NOT NULL);
 CREATE TABLE open_rounds (
     run TEXT PRIMARY KEY REFERENCES runs (id),
     round INTEGER NOT NULL,
@@ -71,15 +79,18 @@ CREATE TABLE open_rounds (
     uptime_s REAL NOT NULL,
     unix_s REAL NOT NULL,
     closing INTEGER NOT NULL DEFAULT 0,
-    paused INTEGER NOT NULL DEFAULT 0
+    paused INTEGER NOT NULL DEFAULT 0,
+    encoding TEXT NOT NULL DEFAULT '',
+    negotiated TEXT NOT NULL DEFAULT '{}',
+    absent TEXT NOT NULL DEFAULT '[]',
+    offenders TEXT NOT NULL DEFAULT '{}',
+    departed TEXT NOT NULL DEFAULT '{}'
 );
 CREATE TABLE acceptances (
     run TEXT NOT NULL REFERENCES runs (id),
     device TEXT NOT NULL,
     PRIMARY KEY (run, device)
 );
-"""
-_VERSION_3 = """
 CREATE TABLE holds (
     fleet TEXT NOT NULL,
     id TEXT NOT NULL,
@@ -95,30 +106,6 @@ CREATE TABLE offences (
     last TEXT NOT NULL,
     PRIMARY KEY (fleet, id)
 );
-"""
-# A registry of version 3 holds updates in the encoding of their run.
-_VERSION_4 = """
-ALTER TABLE updates ADD COLUMN encoding TEXT NOT NULL DEFAULT 'fp32+zstd';
-UPDATE updates SET encoding = coalesce(
-    (SELECT json_extract(settings, '$.encoding') FROM runs WHERE id = updates.run AND json_valid(settings)), encoding
-);
-ALTER TABLE open_rounds ADD COLUMN encoding TEXT NOT NULL DEFAULT '';
-ALTER TABLE open_rounds ADD COLUMN negotiated TEXT NOT NULL DEFAULT '{}';
-"""
-# Versions 2 to 4 had checksums of rows. A change of a row by any other program made its checksum wrong.
-_VERSION_5 = """
-DROP TABLE sums;
-"""
-# The number of the last change of a run: a journal whose last line has a lower one lags behind the registry.
-_VERSION_6 = """
-ALTER TABLE runs ADD COLUMN changes INTEGER NOT NULL DEFAULT 0;
-"""
-_VERSION_7 = """
-ALTER TABLE open_rounds ADD COLUMN absent TEXT NOT NULL DEFAULT '[]';
-ALTER TABLE open_rounds ADD COLUMN offenders TEXT NOT NULL DEFAULT '{}';
-"""
-# The steps of the groups of an open masked round, in the order of their numbers.
-_VERSION_8 = """
 CREATE TABLE masking (
     number INTEGER PRIMARY KEY,
     run TEXT NOT NULL REFERENCES runs (id),
@@ -129,9 +116,6 @@ CREATE TABLE masking (
     content BLOB NOT NULL,
     UNIQUE (run, round, team, step, device)
 );
-"""
-# Work for rounds that are over (coordinator.buffered), in the journal of the open round and between two rounds.
-_VERSION_9 = """
 CREATE TABLE carried_work (
     run TEXT NOT NULL REFERENCES runs (id),
     device TEXT NOT NULL,
@@ -142,41 +126,33 @@ CREATE TABLE carried_work (
     encoding TEXT NOT NULL,
     PRIMARY KEY (run, device)
 );
-"""
-# The coordinators that took turns in leading a fleet (coordinator.storage.leadership); empty in SQLite.
-_VERSION_10 = """
 CREATE TABLE leaders (fleet TEXT PRIMARY KEY NOT NULL, epoch BIGINT NOT NULL, holder TEXT NOT NULL);
-"""
-# Devices that left the count of an open round without an offence.
-_VERSION_11 = """
-ALTER TABLE open_rounds ADD COLUMN departed TEXT NOT NULL DEFAULT '{}';
 """
 # Whether a device is the relay of a site.
 _VERSION_12 = """
 ALTER TABLE devices ADD COLUMN relay INTEGER NOT NULL DEFAULT 0;
 """
-# Entry i migrates version i + 1 to i + 2 in one transaction, after a copy was made. A released entry is never changed.
-_MIGRATIONS: tuple[str, ...] = (
-    _VERSION_2,
-    _VERSION_3,
-    _VERSION_4,
-    _VERSION_5,
-    _VERSION_6,
-    _VERSION_7,
-    _VERSION_8,
-    _VERSION_9,
-    _VERSION_10,
-    _VERSION_11,
-    _VERSION_12,
-)
-SCHEMA_VERSION = 1 + len(_MIGRATIONS)
-VALUES_SINCE = 4
-"""The first version whose rows can be checked as they are; in open rounds the columns of versions 7 and 11 may be absent."""
+OLDEST_VERSION = 11
+"""The first version that can still be opened."""
+# Entry i migrates version OLDEST_VERSION + i to the next one in one transaction, after a copy was made. A released entry is
+# never changed.
+_MIGRATIONS: tuple[str, ...] = (_VERSION_12,)
+SCHEMA_VERSION = OLDEST_VERSION + len(_MIGRATIONS)
 
 
 def script(before: int, version: int = SCHEMA_VERSION) -> str:
-    """Return the SQL that migrates tables from version `before` (0: none) to `version`."""
-    return " ".join((_VERSION_1, *_MIGRATIONS)[before:version])
+    """Return the SQL that migrates tables from version `before` (0: none, else at least OLDEST_VERSION) to `version`."""
+    first = (_VERSION_11,) if before == 0 else ()
+    return " ".join((*first, *_MIGRATIONS[max(before - OLDEST_VERSION, 0) : version - OLDEST_VERSION]))
+
+
+def version_problem(version: int) -> str | None:
+    """Return why tables of `version` cannot be used, as a predicate; None for tables that can be used or migrated."""
+    if version > SCHEMA_VERSION:
+        return f"was written by a newer fedpatch (version {version} of the registry)"
+    if 0 < version < OLDEST_VERSION:
+        return f"is of version {version} of the registry, and the oldest that can be opened is {OLDEST_VERSION}"
+    return None
 
 
 def migrate(db: sqlite3.Connection, version: int) -> None:

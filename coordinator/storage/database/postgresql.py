@@ -35,7 +35,7 @@ from fedpatch.coordinator.storage.database.leader_epoch import (
     lost_to,
     next_epoch,
 )
-from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script
+from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script, version_problem
 from fedpatch.coordinator.storage.database.pooler_refusal import refuse_pooler
 from fedpatch.coordinator.storage.database.postgres_remedies import GRANT, PRIMARY, code_of, in_words, remedy_of
 from fedpatch.coordinator.storage.database.tables import METADATA, leaders, runs
@@ -84,7 +84,7 @@ class PostgresDatabase(Database):
 
     Raises:
         UsageError: psycopg is not installed.
-        StateError: The database cannot be reached or used, is not fedpatch's, or of a newer version.
+        StateError: The database cannot be reached or used, is not fedpatch's, or of an unusable version.
     """
 
     def __init__(self, path: Path, url: str, *, readonly: bool = False, patient: bool = False) -> None:
@@ -392,7 +392,7 @@ def _version(db: Connection, name: str) -> int:
             raise StateError(f"{name}: has tables that are not fedpatch's; use an empty database")
         return 0
     version = db.exec_driver_sql("SELECT max(version) FROM registry_version").scalar() or 0
-    if version > SCHEMA_VERSION:
-        remedy = "use that one, or another database"
-        raise StateError(f"{name}: was written by a newer fedpatch (version {version} of the registry); {remedy}")
+    if problem := version_problem(version):
+        remedy = "use that one, or another database" if version > SCHEMA_VERSION else "use another database"
+        raise StateError(f"{name}: {problem}; {remedy}")
     return int(version)

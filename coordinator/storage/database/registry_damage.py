@@ -6,12 +6,13 @@ At each opening SQLite checks pages and constraints (`quick_check`) and foreign 
 
 from __future__ import annotations
 
+import re
 import shlex
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script
+from fedpatch.coordinator.storage.database.migrations import OLDEST_VERSION, SCHEMA_VERSION, script, version_problem
 from fedpatch.coordinator.storage.database.registry_files import copy_of
 from fedpatch.coordinator.storage.database.sqlite_connection import (
     connect,
@@ -51,13 +52,13 @@ def version_of(db: sqlite3.Connection, path: Path, *, may_be_empty: bool = False
         may_be_empty: Whether a file without tables is allowed.
 
     Raises:
-        StateError: It is of a newer version, or no registry.
+        StateError: It is of a newer version or of one before OLDEST_VERSION, or no registry.
     """
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-    if version > SCHEMA_VERSION:
-        remedy = "use that one, or another --state-dir"
-        raise StateError(f"{path}: was written by a newer fedpatch (version {version} of the registry); {remedy}")
+    if problem := version_problem(version):
+        remedy = "use that one, or another --state-dir" if version > SCHEMA_VERSION else rebuild_hint(path)
+        raise StateError(f"{path}: {problem}; {remedy}")
     if version <= 0 and (tables or not may_be_empty):
         raise StateError(f"{path}: is not a registry of fedpatch; {_REMEDY}")
     return version
@@ -140,7 +141,8 @@ def tables_problem(db: sqlite3.Connection, path: Path) -> str | None:
     if not tables and version == 0:
         return None  # the process that made it was killed before it wrote anything
     present = tables >= _expected(SCHEMA_VERSION)
-    if 0 < version <= SCHEMA_VERSION and tables >= _expected(version) and (version == SCHEMA_VERSION or not present):
+    known = OLDEST_VERSION <= version <= SCHEMA_VERSION
+    if known and tables >= _expected(version) and (version == SCHEMA_VERSION or not present):
         return content_problem(db)  # other programs may have added an index or a view
     # A later version may have added a table only; damage to the number adds nothing.
     if present and not (version > SCHEMA_VERSION and _added(tables)):
@@ -162,4 +164,5 @@ def _added(tables: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
 
 def _schema(db: sqlite3.Connection) -> set[tuple[str, ...]]:
     rows = db.execute("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema").fetchall()
-    return {tuple(" ".join(str(word).split()) for word in row) for row in rows}
+    # ALTER TABLE puts its text behind the last column, where CREATE TABLE has a line break before the bracket.
+    return {tuple(re.sub(r"\s*([(),])\s*", r"\1", " ".join(str(word).split())) for word in row) for row in rows}

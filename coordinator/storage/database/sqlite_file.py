@@ -67,7 +67,7 @@ class SqliteDatabase(Database):
 
     Raises:
         UsageError: The file is missing, with `readonly`.
-        StateError: The file is damaged without an undamaged copy, foreign or of a newer version, or the disk refused.
+        StateError: The file is damaged without an undamaged copy, foreign or of an unusable version, or the disk refused.
     """
 
     failures = (sqlite3.Error, DBAPIError, UnicodeError, OSError)

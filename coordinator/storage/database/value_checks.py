@@ -17,7 +17,7 @@ from fedpatch.coordinator.rounds.held_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_record import EVALUATION_OUTCOMES, RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunInfo
-from fedpatch.coordinator.storage.database.migrations import COUNTERS, VALUES_SINCE
+from fedpatch.coordinator.storage.database.migrations import COUNTERS
 from fedpatch.shared.config.fields import NAME
 
 STATUSES = ("running", "finished", "interrupted", "failed")
@@ -32,12 +32,8 @@ Row = Mapping[str, Any]
 
 def first_problem(db: sqlite3.Connection) -> str | None:
     """Return the problem of the first invalid row; None for none. Reads every row of the registry."""
-    if db.execute("PRAGMA user_version").fetchone()[0] < VALUES_SINCE:
-        return None
     for table, check in _CHECKS.items():
         columns = [row[1] for row in db.execute(f"PRAGMA main.table_info({table})")]
-        if not columns:  # a table of a later version
-            continue
         for values in db.execute(f"SELECT * FROM main.{table}"):  # our tables  # nosec B608
             if problem := row_problem(table, dict(zip(columns, values, strict=True)), check):
                 return problem
@@ -86,7 +82,7 @@ def check_record(record: RoundRecord, number: int) -> None:
 def _check_run_row(row: Row) -> None:
     known = {name: value for name, value in row.items() if name in RunInfo.__dataclass_fields__}
     check_run(RunInfo(**{**known, "settings": _loaded(row["settings"], dict)}))
-    _require_count(row.get("changes", 0), "changes")  # not there before version 6
+    _require_count(row["changes"], "changes")
 
 
 def _check_round_row(row: Row) -> None:
@@ -122,12 +118,12 @@ def _check_open_row(row: Row) -> None:
         _require_text(row[name], name)
     for name in ("round", "target"):
         _require_count(row[name], name)
-    lists = (_loaded(row["invited"], list), _loaded(row.get("absent", "[]"), list))
-    departed = _loaded(row.get("departed", "{}"), dict)
-    maps = (_loaded(row["negotiated"], dict), _loaded(row.get("offenders", "{}"), dict), departed)
+    lists = (_loaded(row["invited"], list), _loaded(row["absent"], list))
+    departed = _loaded(row["departed"], dict)
+    maps = (_loaded(row["negotiated"], dict), _loaded(row["offenders"], dict), departed)
     for device in chain(*lists, *maps):
         _require_name(device, "device")
-    _require(all(map(_is_departure, departed.values())), "departed", row.get("departed"))
+    _require(all(map(_is_departure, departed.values())), "departed", row["departed"])
     for name in ("spent_s", "uptime_s", "unix_s"):
         _require_number(row[name], name)
     for name in ("closing", "paused"):

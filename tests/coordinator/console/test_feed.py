@@ -64,8 +64,7 @@ def _reader_of_older(state_dir, **contents):
     """Read a registry with the tables of the version before, as a coordinator of that version would leave it."""
     with filled(state_dir, **contents):
         pass
-    later = ("ALTER TABLE open_rounds DROP COLUMN departed", "ALTER TABLE devices DROP COLUMN relay")
-    change(state_dir / REGISTRY_FILE, *later, "PRAGMA user_version = 10")
+    change(state_dir / REGISTRY_FILE, "ALTER TABLE devices DROP COLUMN relay", "PRAGMA user_version = 11")
     reader = RegistryReader(state_dir, FLEET)
     return reader, reader.look(Snapshot(), 0.0)
 

@@ -1,16 +1,19 @@
-"""The registry's tables: an older version is migrated completely or stays unchanged."""
+"""The registry's tables: an earlier version is migrated completely or stays unchanged, and the versions before are refused."""
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from fedpatch.coordinator.buffered.carried_work import CarriedWork
+from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database import migrations
-from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script
+from fedpatch.coordinator.storage.database.migrations import OLDEST_VERSION, SCHEMA_VERSION, script
 from fedpatch.coordinator.storage.database.opening import open_database
 from fedpatch.coordinator.storage.database.registry_files import copy_of
 from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
@@ -19,64 +22,110 @@ from fedpatch.shared.errors import StateError
 from tests.coordinator.registry_builders import change, driver_of, new_run
 from tests.coordinator.storage.test_registry_damage import Content, LogLines, content_of, opened
 
-VERSION_4 = Path(__file__).parent / "registry-version-4.sql"
-FINISHED, OPEN = "20231114-221320-d5c6f5", "20231114-221420-66dbb0"
+VERSION_11 = Path(__file__).parent / "registry-version-11.sql"
+"""The registry of commit 4bc2ab65: one finished run, and one with an open round."""
+FINISHED, OPEN = "20231114-221320-c4242e", "20231114-221420-874914"
 
 
-def old_registry(path: Path) -> Content:
-    """Create a registry of version 1, as the first release wrote it; return its content."""
+@pytest.fixture
+def version_11(tmp_path: Path) -> Path:
+    path = tmp_path / REGISTRY_FILE
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.executescript(f"BEGIN; {script(0, 1)} PRAGMA user_version = 1; COMMIT; PRAGMA journal_mode = WAL;")
-        row = ("r-1", 0.0, "digits", "fedavg", "none", "{}", "5c", 1, "failed")
-        columns = "id, created_at, task, strategy, private, settings, schema, epoch, status"
-        db.execute(f"INSERT INTO runs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        db.executescript(VERSION_11.read_text())
+        db.execute("PRAGMA journal_mode = WAL")
+    for run in (FINISHED, OPEN):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+    return path
+
+
+def _content(path: Path) -> Content:
+    with closing(sqlite3.connect(path)) as db:
         return content_of(db)
 
 
-def test_older_registry_is_migrated_and_copied_before(tmp_path: Path):
-    path = tmp_path / REGISTRY_FILE
-    known = old_registry(path)
-    migrated = {**known, "runs": [(*row, 0) for row in known["runs"]]}  # 0 is the number of the run's last change
-    with LogLines() as lines, Registry(path) as registry:
-        assert {name: content_of(driver_of(registry))[name] for name in known} == migrated
-        assert driver_of(registry).execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
-    with closing(sqlite3.connect(copy_of(path))) as copy:
-        assert (copy.execute("PRAGMA user_version").fetchone()[0], content_of(copy)) == (1, known)
-    assert (lines, opened(path)[1]) == ([], [])
+def _version(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as db:
+        return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def test_updates_of_version_3_are_in_the_encoding_of_their_run(tmp_path: Path):
-    """A coordinator that is restarted during a round reads these updates."""
-    path = tmp_path / REGISTRY_FILE
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.executescript(f"BEGIN; {script(0, 3)} COMMIT; PRAGMA journal_mode = WAL;")
-        for run, settings in (("half", '{"encoding": "fp16+zstd"}'), ("old", "{}")):
-            columns = "id, created_at, task, strategy, private, settings, schema, epoch, status"
-            row = (run, 0.0, "digits", "fedavg", "none", settings, "5c", 1, "running")
-            db.execute(f"INSERT INTO runs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-            db.execute("INSERT INTO updates VALUES (?, 1, 'a', ?, 99, 40)", (run, "ab" * 32))
-            opened_round = (run, 1, 2, '["a", "b"]', "cd", 1.5, "boot", 1.0, 1.0)
-            columns = "run, round, target, invited, base, spent_s, boot, uptime_s, unix_s"
-            db.execute(f"INSERT INTO open_rounds ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", opened_round)
-        db.execute("PRAGMA user_version = 3")
-    with LogLines() as lines, Registry(path) as registry:
-        found = {run: registry.rounds.updates(run, 1)[0].encoding for run in ("half", "old")}
-        assert found == {"half": "fp16+zstd", "old": "fp32+zstd"}
-        journal = registry.rounds.unfinished("half", BootTime.now())
-        assert journal is not None and (journal.base, journal.encoding, journal.negotiated) == ("cd", "", {})
-    assert (lines, opened(path)[1]) == ([], [])
+def test_registry_of_version_11_is_migrated_with_all_its_rows_and_copied_before(version_11: Path):
+    known = _content(version_11)
+    with LogLines() as lines, Registry(version_11) as registry:
+        migrated = content_of(driver_of(registry))
+        journal = registry.rounds.unfinished(OPEN, BootTime.now())
+    assert migrated == {**known, "devices": [(*row, 0) for row in known["devices"]]}  # 0: no relay
+    assert journal is not None and (journal.round, journal.accepted) == (2, frozenset({"pi-1"}))
+    assert (journal.absent, journal.offenders) == (frozenset({"pi-3"}), {"pi-2": "damaged"})
+    assert journal.departed == {"pi-3": (State.LOST, "offline")}
+    assert journal.carried == {"pi-4": CarriedWork(1, 1, 1, "ef" * 32, "delta-int8")}
+    assert _version(version_11) == SCHEMA_VERSION
+    assert (_version(copy_of(version_11)), _content(copy_of(version_11))) == (11, known)
+    assert (lines, opened(version_11)[1]) == ([], [])
 
 
-def test_older_registry_is_read_without_a_change(tmp_path: Path):
-    path = tmp_path / REGISTRY_FILE
-    old_registry(path)
-    data = path.read_bytes()
-    with Registry(path, readonly=True) as registry:
-        assert registry.run("last").id == "r-1"
-        assert registry.rounds.records("r-1") == []
+def test_registry_of_version_11_is_read_without_a_change(version_11: Path):
+    data = version_11.read_bytes()
+    with Registry(version_11, readonly=True) as registry:
+        assert registry.run(FINISHED).status == "finished"
+        assert len(registry.rounds.records(FINISHED)) == 2
         with pytest.raises(StateError, match="readonly"):
-            registry.reopen("r-1")
-    assert path.read_bytes() == data
+            registry.reopen(FINISHED)
+    assert version_11.read_bytes() == data
+
+
+def test_damaged_registry_of_version_11_is_replaced_by_its_copy_of_version_11(version_11: Path):
+    shutil.copy(version_11, copy_of(version_11))
+    version_11.write_bytes(b"no database")
+    with LogLines() as lines, Registry(version_11) as registry:
+        assert registry.run(FINISHED).user_accuracy == 0.7
+    assert "its copy registry.sqlite3.before is in its place" in lines[0]
+
+
+def test_migrated_registry_is_rebuilt_from_its_journals(version_11: Path):
+    with Registry(version_11) as registry:
+        runs = [(run, registry.rounds.records(run.id)) for run in registry.runs()]
+    for one in (version_11, copy_of(version_11)):
+        one.unlink()
+    rebuild_registry(version_11)
+    with Registry(version_11) as registry:
+        assert [(run, registry.rounds.records(run.id)) for run in registry.runs()] == runs
+
+
+def test_new_and_migrated_registry_have_the_same_tables():
+    def schema(*scripts: str) -> dict[str, list[tuple[object, ...]]]:
+        with closing(sqlite3.connect(":memory:")) as db:
+            for one in scripts:
+                db.executescript(one)
+            names = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()]
+            return {name: db.execute(f"PRAGMA table_info({name})").fetchall() for name in names}
+
+    assert schema(VERSION_11.read_text(), script(11)) == schema(script(0))
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_registry_before_the_oldest_version_is_refused_and_left_alone(tmp_path: Path, readonly: bool):
+    path = tmp_path / REGISTRY_FILE
+    change(path, "CREATE TABLE runs (id TEXT)", f"PRAGMA user_version = {OLDEST_VERSION - 1}")
+    before = path.read_bytes()
+    problem = (
+        rf"is of version {OLDEST_VERSION - 1} of the registry, and the oldest that can be opened is {OLDEST_VERSION}"
+    )
+    with pytest.raises(StateError, match=f"{path}: {problem}; move it away, or use another --state-dir"):
+        Registry(path, readonly=readonly)
+    assert path.read_bytes() == before
+
+
+def test_registry_before_the_oldest_version_is_rebuilt_from_its_journals(tmp_path: Path):
+    path = tmp_path / REGISTRY_FILE
+    with Registry(path) as registry:
+        run = new_run(registry)
+    change(path, "ALTER TABLE open_rounds DROP COLUMN departed", f"PRAGMA user_version = {OLDEST_VERSION - 1}")
+    copy_of(path).unlink(missing_ok=True)
+    with pytest.raises(StateError, match=r"oldest that can be opened.*; .fedpatch runs --rebuild --state-dir"):
+        Registry(path)
+    rebuild_registry(path)
+    with Registry(path) as registry:
+        assert registry.runs() == [run]
 
 
 @pytest.mark.parametrize("readonly", [False, True])
@@ -92,64 +141,12 @@ def test_registry_of_a_later_version_with_one_more_table_is_refused_and_left_alo
     assert path.read_bytes() == before
 
 
-def test_failed_migration_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = tmp_path / REGISTRY_FILE
-    known = old_registry(path)
-    monkeypatch.setattr(migrations, "script", lambda before: f"{script(before, 4)} INSERT INTO absent VALUES (1);")
+def test_failed_migration_changes_nothing(version_11: Path, monkeypatch: pytest.MonkeyPatch):
+    known = _content(version_11)
+    monkeypatch.setattr(migrations, "script", lambda before: f"{script(before)} INSERT INTO absent VALUES (1);")
     with pytest.raises(StateError, match="absent"):
-        open_database(path, readonly=False)
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA user_version").fetchone()[0] == 1
-        assert content_of(db) == known
-
-
-@pytest.fixture
-def version_4(tmp_path: Path) -> Path:
-    """A registry as written by the last version with checksums of rows: one finished run, and one with an open round."""
-    path = tmp_path / REGISTRY_FILE
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.executescript(VERSION_4.read_text())
-        db.execute("PRAGMA journal_mode = WAL")
-    for run in (FINISHED, OPEN):
-        (tmp_path / "runs" / run).mkdir(parents=True)
-    return path
-
-
-def test_registry_of_version_4_opens_and_has_journals_from_then_on(version_4: Path):
-    """This also holds after a change of a row by a plain SQLite client."""
-    with closing(sqlite3.connect(version_4, isolation_level=None)) as db:
-        db.execute("UPDATE devices SET last_seen = 1.0")
-        known = content_of(db)
-    known["runs"] = [(*row, 0) for row in known["runs"]]  # 0 is the number of the run's last change
-    known["devices"] = [(*row, 0) for row in known["devices"]]  # 0: no relay
-    known["masking"], known["carried_work"], known["leaders"] = [], [], []
-    with Registry(version_4, readonly=True) as reader:
-        assert reader.run(FINISHED).status == "finished"
-    with LogLines() as lines, Registry(version_4) as registry:
-        content = content_of(driver_of(registry))
-        [before], [after] = known.pop("open_rounds"), content.pop("open_rounds")
-        assert (after[: len(before)], after[len(before) :]) == (before, ("[]", "{}", "{}"))
-        assert (content, lines) == (known, [])
-        tables = {name for (name,) in driver_of(registry).execute("SELECT name FROM sqlite_schema")}
-        assert "sums" not in tables
-        runs = [(run, registry.rounds.records(run.id)) for run in registry.runs()]
-        journal = registry.rounds.unfinished(OPEN, BootTime.now())
-        assert journal is not None and (journal.round, journal.accepted) == (2, frozenset({"pi-1"}))
-        assert (journal.absent, journal.offenders, journal.departed) == (frozenset(), {}, {})
-        assert registry.holds.held("lab") == {"pi-2": "quarantined"}
-    for one in (version_4, copy_of(version_4)):
-        one.unlink(missing_ok=True)
-    rebuild_registry(version_4)
-    with Registry(version_4) as registry:
-        assert [(run, registry.rounds.records(run.id)) for run in registry.runs()] == runs
-
-
-def test_damaged_registry_of_version_4_is_replaced_by_its_copy_of_version_4(version_4: Path):
-    copy_of(version_4).write_bytes(version_4.read_bytes())
-    version_4.write_bytes(b"no database")
-    with LogLines() as lines, Registry(version_4) as registry:
-        assert registry.run(FINISHED).user_accuracy == 0.7
-    assert "its copy registry.sqlite3.before is in its place" in lines[0]
+        open_database(version_11, readonly=False)
+    assert (_version(version_11), _content(version_11)) == (11, known)
 
 
 def test_registry_killed_while_it_was_made_is_made(tmp_path: Path):

@@ -18,7 +18,7 @@ from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database import migrations, postgresql
-from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script
+from fedpatch.coordinator.storage.database.migrations import OLDEST_VERSION, SCHEMA_VERSION, script
 from fedpatch.coordinator.storage.database.opening import URL_FILE, choose_database, exists
 from fedpatch.coordinator.storage.database.postgresql import PostgresDatabase
 from fedpatch.coordinator.storage.database.tables import METADATA
@@ -200,7 +200,7 @@ def test_reader_of_a_new_database_is_told_to_run_and_only_with_journals_that_tab
 
 
 @pytest.mark.parametrize("readonly", [False, True])
-def test_database_of_another_program_or_a_newer_version_is_refused(
+def test_database_of_another_program_or_of_a_version_that_cannot_be_used_is_refused(
     path: Path, postgres: PostgresServer, readonly: bool
 ):
     url = (path.parent / URL_FILE).read_text()
@@ -214,6 +214,9 @@ def test_database_of_another_program_or_a_newer_version_is_refused(
         session.execute("UPDATE registry_version SET version = 99")
         with pytest.raises(StateError, match=r"newer fedpatch \(version 99"):
             Registry(path, readonly=readonly)
+        session.execute(f"UPDATE registry_version SET version = {OLDEST_VERSION - 1}")
+        with pytest.raises(StateError, match=f"oldest that can be opened is {OLDEST_VERSION}; use another database"):
+            Registry(path, readonly=readonly)
 
 
 def test_older_version_is_migrated_and_read_only_after_that(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -221,7 +224,8 @@ def test_older_version_is_migrated_and_read_only_after_that(path: Path, monkeypa
         run = new_run(registry)
     later = ("ALTER TABLE devices ADD COLUMN room TEXT;", "ALTER TABLE devices ADD COLUMN floor TEXT;")
     monkeypatch.setattr(migrations, "_MIGRATIONS", (*migrations._MIGRATIONS, *later))
-    monkeypatch.setattr(postgresql, "SCHEMA_VERSION", SCHEMA_VERSION + 2)
+    for module in (migrations, postgresql):
+        monkeypatch.setattr(module, "SCHEMA_VERSION", SCHEMA_VERSION + 2)
     monkeypatch.setattr(postgresql, "script", lambda version: script(version, SCHEMA_VERSION + 2))
     with pytest.raises(StateError, match="is of an earlier version"):
         Registry(path, readonly=True)
@@ -230,6 +234,17 @@ def test_older_version_is_migrated_and_read_only_after_that(path: Path, monkeypa
             assert registry.runs() == [run]
             query = "SELECT room, floor, (SELECT version FROM registry_version) FROM devices RIGHT JOIN runs ON true"
             assert database_of(registry)._connection.exec_driver_sql(query).all() == [(None, None, SCHEMA_VERSION + 2)]
+
+
+def test_tables_of_version_11_are_migrated(path: Path, postgres: PostgresServer):
+    with Registry(path) as registry:
+        seen(registry, "pi-1", fleet="lab")
+        known = registry.devices()
+    with postgres.session((path.parent / URL_FILE).read_text()) as session:
+        session.execute("ALTER TABLE devices DROP COLUMN relay")
+        session.execute("UPDATE registry_version SET version = 11")
+    with Registry(path) as registry:
+        assert registry.devices() == known
 
 
 def test_commits_wait_for_the_disk_although_the_server_would_not(path: Path, postgres: PostgresServer):

@@ -43,13 +43,9 @@ LOG = "fedpatch.registry"
 
 
 def content_of(db: sqlite3.Connection) -> Content:
-    """Return all rows of all tables, without the tables of earlier versions."""
+    """Return all rows of all tables."""
     names = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()]
-    return {
-        name: db.execute(f"SELECT * FROM {name}").fetchall()
-        for name in names
-        if name not in ("sums", "sqlite_sequence")
-    }
+    return {name: db.execute(f"SELECT * FROM {name}").fetchall() for name in names if name != "sqlite_sequence"}
 
 
 def record_of(number: int) -> RoundRecord:
