@@ -30,7 +30,7 @@ class _Releases:
     earlier: dict[str, Count] = field(default_factory=dict)
     digest: str = ""
     devices: tuple[str, ...] = ()
-    releases: Count = 0  # an account of an earlier version counts them from its next release on
+    releases: Count = 0
 
 
 learn_types(_Releases)

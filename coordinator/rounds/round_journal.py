@@ -115,7 +115,7 @@ class RoundStart:
 
     @property
     def measures(self) -> bool | None:
-        """True if a continued masked round measures learning alone; None for another round, or if it is unknown."""
+        """True if a continued masked round measures learning alone; None for another round."""
         content = self._saved_terms
         return None if content is None else from_bytes(content, _Measurement).measure_independent
 
@@ -127,9 +127,9 @@ class RoundStart:
 
 @dataclass(frozen=True)
 class _Measurement:
-    """The part of the saved terms beside SecureTerms; earlier versions do not write it."""
+    """The part of the saved terms beside SecureTerms."""
 
-    measure_independent: bool | None = None
+    measure_independent: bool
 
 
 def terms_entry(terms: SecureTerms, *, measures: bool) -> MaskingEntry:

@@ -26,7 +26,7 @@ class JobContext:
         masked_encodings: Encodings of the device's updates in masked rounds.
         state: State of the job.
         key: The current work; None while idle.
-        request: Its request; None while idle, and for an update that an older version spooled.
+        request: Its request; None while idle.
         deadline: Time at which the round stops waiting for the update.
         accepted_at: Time at which the request was accepted.
         num_examples: Training examples of the last accepted task.

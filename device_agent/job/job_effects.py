@@ -160,7 +160,7 @@ class SpoolUpdate:
 
     key: JobKey
     manifest: Manifest
-    request: WorkRequest | None = None
+    request: WorkRequest
 
 
 @dataclass(frozen=True)

@@ -169,11 +169,11 @@ class EffectFailed:
 
 @dataclass(frozen=True)
 class UpdateRestored:
-    """An update from before a restart waits to be committed; without `request` (an older version's) only in its own epoch."""
+    """An update from before a restart waits to be committed."""
 
     key: JobKey
     manifest: Manifest
-    request: WorkRequest | None = None
+    request: WorkRequest
 
 
 # ---- from the owner's policy

@@ -60,7 +60,7 @@ class Job:
 
     @property
     def request(self) -> WorkRequest | None:
-        """Request of the current work; None while idle, and for an update that an older version spooled."""
+        """Request of the current work; None while idle."""
         return self._context.request
 
     @property

@@ -18,7 +18,7 @@ def continues(
 
     Args:
         job: The current job; None if there is none.
-        known: Its request; None if it is unknown.
+        known: Its request; None if there is no job.
         key: The requested job.
         request: The new request.
         downloading: Whether the job still downloads its model.

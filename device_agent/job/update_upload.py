@@ -17,7 +17,7 @@ from fedpatch.shared.wire.reason_codes import FailReason
 
 def on_update_trained(job: JobContext, event: UpdateTrained, now: float) -> list[Effect]:
     """Keep the update on the disk, then offer it."""
-    assert job.key is not None
+    assert job.key is not None and job.request is not None
     try:
         saved = note_masked_update(job, event.manifest)
     except WireError as error:

@@ -116,17 +116,16 @@ class PrivacyBudget:
         """The damage of the account because of which every request is declined; "" for none, or if privacy is not required."""
         return self._damage if self._required and self._open() is None else ""
 
-    def count(self, key: JobKey, request: WorkRequest | None, manifest: Manifest) -> None:
+    def count(self, key: JobKey, request: WorkRequest, manifest: Manifest) -> None:
         """Count the round of an update before it is offered; the same update counts once until it is committed.
 
         Args:
-            request: The request that the update answers; None where it is unknown. Without terms of differential privacy
-                nothing is counted.
+            request: The request that the update answers. Without terms of differential privacy nothing is counted.
 
         Raises:
             StateError: The account is damaged or cannot be written. The update must not be offered.
         """
-        if request is None or request.privacy is None:
+        if request.privacy is None:
             return
         account = self._open()
         if account is None:

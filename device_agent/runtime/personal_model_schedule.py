@@ -158,7 +158,7 @@ class PersonalModelSchedule:
         The values of a masked update cannot be read back. If the training process has them in memory, it needs no file.
         """
         key = spooled.key
-        if spooled.request is None or self._has_model(key):
+        if self._has_model(key):
             return False
         if spooled.request.secure is not None and not is_in_memory:
             return False

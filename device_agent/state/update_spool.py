@@ -32,11 +32,11 @@ _LINE = b"fedpatch offer 1\n"
 
 @dataclass(frozen=True)
 class Spooled:
-    """Job and manifest of the update, and the request that it answers (None: noted by an older version)."""
+    """Job and manifest of the update, and the request that it answers."""
 
     key: JobKey
     manifest: Manifest
-    request: WorkRequest | None = None
+    request: WorkRequest
 
 
 learn_types(Spooled)
@@ -152,11 +152,8 @@ class _DamagedNote(StateError):
 
 
 def _read_note(path: Path) -> Spooled:
-    """Read a note. WireError or _DamagedNote if it is damaged; OSError. Older versions wrote notes without a checksum."""
-    data = path.read_bytes()
-    if not data.startswith(_LINE[:8]):
-        return from_bytes(data, Spooled)
+    """Read a note. WireError or _DamagedNote if it is damaged; OSError."""
     try:
-        return from_bytes(bytes(unseal(path, _LINE, data, "a note of an update")), Spooled)
+        return from_bytes(bytes(unseal(path, _LINE, path.read_bytes(), "a note of an update")), Spooled)
     except StateError as error:
         raise _DamagedNote(str(error)) from error

@@ -52,6 +52,7 @@ from fedpatch.simulator.paper.results import Result, Results
 from fedpatch.simulator.spec.study import Outcome, Point, Study
 from tests.coordinator.fake_link import RecordedLink
 from tests.coordinator.registry_builders import seen
+from tests.device_agent.jobs import REQUEST
 from tests.fuzz.decoders import _KEY, PUBLIC, TENSORS, Decoder
 from tests.fuzz.held_decoders import held_decoders
 from tests.fuzz.identity_decoders import identity_decoders
@@ -62,6 +63,7 @@ from tests.support.specs import model
 _PATCH = PatchKey("digits", "ab" * 32, "affine")
 _CHECKPOINT = b"fedpatch checkpoint 1\n"
 _UPDATE = b"fedpatch update 1\n"
+_NOTE = b"fedpatch offer 1\n"
 _CELL = select_cells("table2", None)[0]
 _STUDY = Study("digits", 2, "fedavg", "none", "shard:{index}/{count}", 1.0, 1, None, 0, 0.1, 20)
 _POINT = Point(0, 0.5, 0.5, 0.5, 2, None, 1.0)
@@ -293,6 +295,7 @@ def _readings(data: bytes, folder: Path) -> None:
 
 
 def _file_decoders() -> Iterator[Decoder]:
+    note = to_bytes(Spooled(_KEY, model(), REQUEST))
     state, update = (StateError,), _kept_bytes(lambda folder: folder / store_update(folder, 1, "a", b"blob"))
     patch = _kept_bytes(_written_patch)
     kept = _kept_bytes(
@@ -309,7 +312,8 @@ def _file_decoders() -> Iterator[Decoder]:
     yield Decoder("stored update", _stored_update, state, (update,))
     yield Decoder("masking", _masking, (), (_masking_file(),))
     yield Decoder("bases", _bases, (), (_bases_file(),))
-    yield Decoder("spool", _spool, (), (to_bytes(Spooled(_KEY, model())),), "msgpack")
+    yield Decoder("spool", _spool, (), (_sealed(_NOTE, note),))
+    yield Decoder("sealed spool", lambda data, folder: _spool(_sealed(_NOTE, data), folder), (), (note,), "msgpack")
     yield Decoder("partial download", _partial, (), (bytes(12), b"\0\0\0\2\0\0\0\1\0\0"))
     yield Decoder("publisher's note", _publisher_note, (), (f"{'ab' * 32} 7\n{'cd' * 32} 65536\n".encode(),), "text")
     yield Decoder("registry", _registry, (StateError, UsageError), (_registry_file(),))

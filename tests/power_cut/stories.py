@@ -30,6 +30,7 @@ from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.tensors.arrays import values_digest
 from fedpatch.shared.wire.messages import Committed, Envelope, Manifest, Offer, WorkRequest
 from tests.coordinator.effect_runners import Bench
+from tests.device_agent.jobs import REQUEST
 
 Mark = Callable[..., None]
 
@@ -143,7 +144,7 @@ def keep_and_delete(state: Path, mark: Mark) -> None:
     patches.forget(key)
     mark("deleted")
     spool = UpdateSpool(state / "spool")
-    spool.save(Spooled(JobKey(run, 1, 1, "toy"), Manifest("0" * 64, 8, 8, 1, "fp32", 8, "0" * 64)))
+    spool.save(Spooled(JobKey(run, 1, 1, "toy"), Manifest("0" * 64, 8, 8, 1, "fp32", 8, "0" * 64), REQUEST))
     mark("offered")
     spool.note_committed()
     mark("committed")

@@ -81,7 +81,7 @@ class Device:
         self.job = Job(max_blob_bytes=10_000)
         self._settled = set()
         self._under_way.clear()
-        if self._update is not None:
+        if self._update is not None and self._request is not None:
             self.job.handle(UpdateRestored(self._update[0], self._update[1], self._request), self._world.now)
         self._world.agenda.after(READY_S, partial(self._become_ready, self._boots))
 

@@ -498,13 +498,6 @@ class TestTakeOver:
         spool, *answers = ask_in_epoch(job, REQUEST)
         assert (spool, replies(answers)) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Accept(10), Offer(update())])
 
-    def test_restored_update_without_request_is_replaced_in_new_epoch(self):
-        """A note of an older version does not name the model from which the update was trained."""
-        job = Job(max_blob_bytes=10_000)
-        job.handle(UpdateRestored(KEY, update()), 5.0)
-        effects = ask(job, epoch=2)
-        assert [type(effect) for effect in effects] == [EndJob, SendMessage, StartDownload]
-
     @pytest.mark.parametrize("changes", [{"task": "mnist", "num_examples": 7}, {"num_examples": 0}], ids=str)
     def test_new_epoch_is_accepted_with_the_former_examples_while_the_task_has_none(self, changes):
         """The task may not be loaded again yet, or the owner may have moved the data away in the middle of the round."""

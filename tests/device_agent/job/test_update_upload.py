@@ -35,6 +35,7 @@ from fedpatch.shared.wire.reason_codes import (
 from tests.device_agent.jobs import (
     DIGEST,
     KEY,
+    REQUEST,
     replies,
     uploading,
 )
@@ -97,7 +98,7 @@ class TestUpload:
 
     def test_restored_update_is_offered(self):
         job = Job(max_blob_bytes=10_000)
-        job.handle(UpdateRestored(KEY, update()), 5.0)
+        job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
         assert job.status() == JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
         assert replies(job.tick(5.0)) == [Offer(update())]
         assert job.handle(MessageReceived(envelope_of(Committed(DIGEST))), 6.0) == [EndJob("committed", committed=KEY)]

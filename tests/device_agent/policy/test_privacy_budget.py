@@ -272,7 +272,6 @@ def test_owner_who_demands_privacy_has_a_limit_of_epsilon_without_naming_one(tmp
 
 def test_round_without_privacy_leaves_no_file(tmp_path):
     budget_of(tmp_path).count(KEY, REQUEST, manifest(1))
-    budget_of(tmp_path).count(KEY, None, manifest(2))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.shared.app.files import UNFINISHED
-from fedpatch.shared.wire.codec import to_bytes, to_plain
 from tests.device_agent.jobs import KEY, REQUEST
 from tests.support.specs import update
 
@@ -34,12 +33,6 @@ def test_note_is_found_after_a_restart_with_the_newest_epoch(spool):
     for noted in (WAITS, replace(WAITS, key=replace(KEY, epoch=2))):
         spool.save(noted)
         assert reopened(spool).load() == noted
-
-
-def test_a_note_of_an_older_version_is_still_good(spool):
-    note = {"key": asdict(KEY), "manifest": to_plain(update(UPDATE))}
-    (spool.update_path.parent / "offer.msgpack").write_bytes(to_bytes(note))
-    assert reopened(spool).load() == Spooled(KEY, update(UPDATE))
 
 
 def test_an_update_without_a_note_does_not_count(spool):
