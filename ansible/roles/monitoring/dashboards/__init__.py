@@ -1,1 +1,0 @@
-"""Grafana dashboards of a fleet, as code: `python -m dashboards` in the folder above writes ../files/dashboards."""
