@@ -230,7 +230,7 @@ def _check_other_coordinator(settings: RunSettings, asked: Asked, checkup: Check
 
 
 def _check_devices(settings: RunSettings, prepared: Prepared | None, asked: Asked, checkup: Checkup) -> None:
-    """Run the check `devices`, and one check for each kind of mismatch."""
+    """Run the check `devices`, one for devices that are not ready, and one for each kind of mismatch."""
     online = dict(_online(settings.fleet, asked.presence))
     if not online:
         remedy = (
@@ -247,6 +247,11 @@ def _check_devices(settings: RunSettings, prepared: Prepared | None, asked: Aske
     if shared := _shared_ids(settings.fleet, asked.presence):
         remedy = "give each agent its own --device-id (a cloned card has that of its first device), or see the log of its agent"
         checkup.warn("device_id", f"{_names(shared)}: several agents use this id", remedy)
+    if starting := [name for name, state in online.items() if not state.tasks]:
+        text = (
+            f"{_names(starting)}: still loading the task, or a relay that waits for its devices; ask again in a minute"
+        )
+        checkup.skip("device_starting", f"{text}, and if it stays so, see the log of the agent there")
     for name, names, words, remedy in _misfits(settings, prepared, online):
         checkup.warn(name, f"{_names(names)} {words}", remedy)
 
@@ -298,7 +303,7 @@ def _misfits(
         return
     task, schema = prepared.task.name, prepared.schema.digest
     schemas = {name: {one.task: one.schema for one in state.tasks} for name, state in online.items()}
-    without = [name for name, known in schemas.items() if task not in known]
+    without = [name for name, known in schemas.items() if known and task not in known]  # without any it is starting
     if without:
         remedy = f"start their agents with --task {task}, or give them another --fleet"
         yield "device_task", without, f"cannot train {task}, and will not be asked", remedy

@@ -117,6 +117,17 @@ def test_each_kind_of_mismatch_is_a_warning_with_its_remedy(settings, schema):
 
 
 @pytest.mark.broker
+def test_devices_that_still_load_their_task_are_named_and_called_no_mismatch(settings, schema):
+    starting = {name: state(schema, tasks=()) for name in ("pi_1", "pi_2")}
+    with published(settings, **starting, pi_3=state(schema)) as there:
+        found = find(replace(there, devices=3))
+    assert found["device_starting"].verdict == "skip"
+    assert found["device_starting"].detail.startswith("pi-1, pi-2: still loading the task")
+    assert found["devices"].detail == "3 online in fleet home: pi-1, pi-2, pi-3"
+    assert [name for name in found if name.startswith("device_")] == ["device_starting"]
+
+
+@pytest.mark.broker
 def test_devices_that_cannot_mask_are_named_in_a_masked_run(settings, schema):
     with published(settings, pi_1=state(schema), pi_2=state(schema, features=(MASKED_FEATURE,))) as there:
         plain = find(there)
