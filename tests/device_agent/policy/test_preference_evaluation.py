@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,7 @@ from fedpatch.device_agent.policy.objections import Objection, words_for_wire
 from fedpatch.device_agent.policy.preference_rules import ALLOWED_IF_UNKNOWN, FACT_PREFERENCES, OwnUsage
 from fedpatch.device_agent.policy.unmet_preferences import Preferences, stricter, unmet_preferences
 from fedpatch.device_agent.policy.usage import ALL_SPENT, NOTHING, SPENT_WORDS, Usage
+from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.errors import ConfigError
 from fedpatch.shared.wire.reason_codes import Condition, LinkKind
 from tests.device_agent.owners import WELL, easy, facts, wants
@@ -46,6 +47,7 @@ CASES = [
     Case("min_free_disk_mib", 500, "free_disk_mib", (500.0, 4000.0), (499.9, 0.0), Condition.LOW_DISK),
     Case("clock_set", True, "clock_set", (True,), (False,), Condition.CLOCK_NOT_SET),
 ]  # fmt: skip
+NUMERIC = [case for case in CASES if get_type_hints(Facts)[case.fact] in (Fact[float], Fact[int])]
 BY_NAME = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
 
@@ -243,6 +245,14 @@ def test_a_value_must_come_back_by_a_margin(setting, fact, not_yet, enough):
     after = stricter(easy(**setting))
     assert len(conditions(after, facts(**{fact: not_yet}))) == 1
     assert conditions(after, facts(**{fact: enough})) == []
+
+
+@pytest.mark.parametrize("case", NUMERIC, ids=[case.name for case in NUMERIC])
+def test_preference_about_a_number_has_a_margin(case):
+    """Without one, a value that fluctuates at its limit would stop and start the work again and again."""
+    preferences, device = easy(**{case.name: case.setting}), facts(**{case.fact: float(case.setting)})
+    assert conditions(preferences, device) == []
+    assert conditions(stricter(preferences), device) == [case.condition]
 
 
 def test_words_for_the_wire_hold_no_measured_value():

@@ -11,6 +11,29 @@ MAINS = {"type": "Mains", "online": "1"}
 BATTERY = {"type": "Battery", "present": "1", "status": "Discharging", "capacity": "71"}
 MOUSE = {"type": "Battery", "scope": "Device", "present": "1", "status": "Discharging", "capacity": "3"}
 
+# Each line has another value, so that a fact that is read from a wrong line is wrong.
+MEMINFO = """\
+MemTotal:        3884400 kB
+MemFree:         1200000 kB
+MemAvailable:    2097152 kB
+Buffers:           70656 kB
+Cached:           824320 kB
+SwapCached:         5120 kB
+Active:           900096 kB
+Inactive:         600064 kB
+Mlocked:              16 kB
+SwapTotal:        204800 kB
+SwapFree:         153600 kB
+Dirty:               512 kB
+AnonPages:        505856 kB
+Mapped:           131072 kB
+Shmem:             20480 kB
+Slab:              92160 kB
+CommitLimit:     2147000 kB
+Committed_AS:    1310720 kB
+CmaTotal:         524288 kB
+CmaFree:          261120 kB"""
+
 
 class Scene:
     """One machine. Every method adds to it, or changes its files."""
@@ -21,7 +44,7 @@ class Scene:
         self.state_dir.mkdir(parents=True)
         (root / "sys/class/power_supply").mkdir(parents=True)
         self.file("proc/loadavg", "0.50 0.20 0.10 1/213 4242")
-        self.file("proc/meminfo", "MemTotal:        3884400 kB\nMemFree:  1200000 kB\nMemAvailable:    2097152 kB")
+        self.file("proc/meminfo", MEMINFO)
         self.file("sys/devices/system/cpu/online", "0-3")
 
     def file(self, path: str, text: str) -> Path:

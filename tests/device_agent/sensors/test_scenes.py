@@ -7,7 +7,7 @@ import pytest
 from fedpatch.device_agent.sensors.device_facts import Confidence
 from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.device_agent.sensors.pisugar_server import PiSugarServer
-from tests.device_agent.sensors.scenes import BATTERY, MAINS, MOUSE, Scene
+from tests.device_agent.sensors.scenes import BATTERY, MAINS, MEMINFO, MOUSE, Scene
 
 MEASURED, ASSUMED, UNKNOWN = Confidence.MEASURED, Confidence.ASSUMED, Confidence.UNKNOWN
 
@@ -129,8 +129,28 @@ def test_unplugging_shows_in_the_next_observation(scene):
     assert (facts.external_power.value, facts.battery_percent.value) == (False, 70.0)
 
 
-def test_a_machine_of_which_everything_is_known(scene):
+def test_all_facts_of_a_machine_have_the_values_of_its_files(scene):
+    """The loopback is no WiFi network, so `ssid` alone is unknown."""
     scene.whole()
-    facts = vars(scene.observer("lo").observe())
-    assert [name for name, fact in facts.items() if not fact.known] == ["ssid"]
-    assert facts["link"].value is LinkKind.LOOPBACK
+    facts = {name: _found(fact) for name, fact in vars(scene.observer("lo").observe()).items()}
+    free_disk_mib, confidence = facts.pop("free_disk_mib")  # of this machine
+    assert free_disk_mib > 0 and confidence is MEASURED
+    assert facts == {
+        "external_power": (True, MEASURED),
+        "battery_percent": (71.0, MEASURED),
+        "under_voltage": (False, MEASURED),
+        "throttled": (False, MEASURED),
+        "temperature_c": (48.25, MEASURED),
+        "link": (LinkKind.LOOPBACK, MEASURED),
+        "ssid": (None, UNKNOWN),
+        "metered": (False, ASSUMED),
+        "load_per_cpu": (0.125, MEASURED),
+        "free_memory_mib": (2048.0, MEASURED),
+        "clock_set": (True, MEASURED),
+        "paused": (False, MEASURED),
+    }
+
+
+def test_each_line_of_the_meminfo_of_a_scene_has_another_value():
+    values = [line.split()[1] for line in MEMINFO.splitlines()]
+    assert len(set(values)) == len(values)
