@@ -18,7 +18,6 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -30,18 +29,6 @@ from fedpatch.shared.errors import StateError, StateUnreadable, UsageError
 T = TypeVar("T")
 READ_PAUSES_S = (0.1, 0.4, 1.0)
 """Pauses before a file that cannot be read is read again: the cause may pass, such as too many open files."""
-
-
-@dataclass(frozen=True)
-class StateFile:
-    """A file of a state directory, for the reference page docs/reference/files.md.
-
-    `path` is relative to the state directory; words in capitals are placeholders. `loss` is the effect of deleting the file.
-    """
-
-    path: str
-    content: str
-    loss: str
 
 
 UNFINISHED = ".tmp"
