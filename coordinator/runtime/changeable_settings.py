@@ -26,7 +26,4 @@ MAY_CHANGE: Final = frozenset(
 def has_same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Return whether a run has these settings, apart from settings that may change during a run."""
     now = public_values(settings)
-    # A run of a version without `dp` had no noise, and its rounds would be missing in the privacy account.
-    if run.settings.get("dp", "off") != settings.dp or run.settings.get("blobs") != settings.blobs:
-        return False
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - MAY_CHANGE)

@@ -35,7 +35,6 @@ from fedpatch.shared.tensors.packing import pack, unpack
 ENCODING = "fp32"
 """Lossless for every dtype. Compressed values would need a tenth less space and seven times the time."""
 
-_ENCODING_BEFORE = "fp32+zstd"  # of checkpoints that do not name theirs
 
 MODEL_NPZ = "model.npz"
 
@@ -241,9 +240,8 @@ def _load(blobs: BlobStore, name: str) -> tuple[ServerState, Schema, dict[str, A
         parts = []
         for part in (content["tensors"], content["server"]):
             own = Schema.from_lists(part["schema"])
-            encoding = part.get("encoding", _ENCODING_BEFORE)
-            parts.append(unpack(part["blob"], encoding=encoding, raw_bytes=part["raw_bytes"], schema=own)[1])
-        past = {part: tuple(map(float, values)) for part, values in content.get("references", {}).items()}
+            parts.append(unpack(part["blob"], encoding=part["encoding"], raw_bytes=part["raw_bytes"], schema=own)[1])
+        past = {part: tuple(map(float, values)) for part, values in content["references"].items()}
         counted = {str(device): int(number) for device, number in content.get("counted", {}).items()}
         scale, population = _scale_of(content.get("scale")), int(content.get("population", 0))
         state = ServerState(content["round"], parts[0], parts[1], past, scale, counted, population)

@@ -12,14 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.server_state import ServerState, zeros
-from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs, Place, require_sealed, write_sealed
+from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs, Place, require_sealed
 from fedpatch.coordinator.find_strategy import STRATEGIES, find_strategy
 from fedpatch.coordinator.storage import checkpoint
 from fedpatch.coordinator.storage.checkpoint import export_model, load_checkpoint, save_checkpoint
@@ -267,19 +266,3 @@ def test_readonly_disk_raises_and_can_be_read(tmp_path):
         with pytest.raises(StateError, match=r"Read-only file system; this disk is read-only.* mount it read-write"):
             save(disk.path, 2)
         assert equal(load_checkpoint(disk.path)[0], state_of(1))
-
-
-def test_checkpoint_of_an_earlier_version_without_encoding_is_read_as_compressed(tmp_path, monkeypatch):
-
-    def write(blobs: BlobStore, key: str, magic: bytes, content: bytes) -> None:
-        fields = msgpack.unpackb(content)
-        for part in ("tensors", "server"):
-            del fields[part]["encoding"]
-        real(blobs, key, magic, msgpack.packb(fields))
-
-    real = write_sealed
-    monkeypatch.setattr(checkpoint, "ENCODING", "fp32+zstd")
-    monkeypatch.setattr(checkpoint, "write_sealed", write)
-    save(tmp_path, 3)
-    monkeypatch.undo()
-    assert equal(load_checkpoint(tmp_path)[0], state_of(3))
