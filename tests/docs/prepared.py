@@ -141,12 +141,10 @@ cp $READER_HOME/house/ca.crt ca.pem
     "docs/explanation/faults.md": PROJECT,
     "docs/how-to/fleet.md": f"{USER}git clone ... fedpatch && cd fedpatch\n"
     "cp -r ansible/inventories/example ansible/inventories/mine\n",
-    "docs/explanation/footprint.md": PROJECT,
     "docs/reference/metrics.md": f"""{HOUSE}
 export READER_RUNS=on READER_CONNECTED=enough
 mkdir -p /var/lib/prometheus/node-exporter
 """,
-    "docs/explanation/performance.md": PROJECT,
     "docs/how-to/personal-model.md": USER,
     "docs/explanation/results.md": PROJECT,
     "docs/explanation/scale.md": PROJECT,

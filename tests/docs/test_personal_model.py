@@ -11,7 +11,6 @@ import numpy as np
 from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.training.alone_schedule import FIRST_ROUNDS
-from fedpatch.shared.onnx.quantisation import MIN_EXAMPLES
 from fedpatch.shared.onnx.runtime import TOLERANCE
 from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.model_metadata import OPSET, ModelMetadata
@@ -46,7 +45,6 @@ def test_figures_and_names_are_those_of_the_code():
     assert f"`keep_margin` ({defaults['keep_margin']:g})" in PAGE
     assert f"`alone_every`-th round of the device ({defaults['alone_every']}; 0: never)" in PAGE
     assert f"in the first {FIRST_ROUNDS} rounds" in PAGE
-    assert f"fewer than {MIN_EXAMPLES} examples" in PAGE
     assert f"`keep_models` ({defaults['keep_models']})" in PAGE
     assert f"operator set {OPSET}" in PAGE
     assert f"more than {TOLERANCE:g} of".replace("0.0001", "1e-4") in " ".join(PAGE.split())

@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
 _DOCS = ROOT / "docs"
-_SHOTS = (("report-light", 900, 1330, False), ("report-dark", 900, 1330, True), ("report-phone", 360, 1500, False))
+_PICTURE = _DOCS / "images" / "report.png"
 # Texts that extend beyond their chart by more than a pixel, the rounding of fonts.
 _OUTSIDE = """[...document.querySelectorAll('.chart svg')].filter(s => s.checkVisibility()).flatMap(s => {
   const edge = s.getBoundingClientRect();
@@ -154,16 +154,14 @@ def test_long_labels_and_words_stay_inside(chromium, tmp_path):
     assert chromium.complaints == []
 
 
-@pytest.mark.parametrize(("name", "width", "height", "dark"), _SHOTS)
-def test_documentation_has_pictures_of_a_report(request, name, width, height, dark):
-    """The pictures are small enough for a repository; UPDATE_DOCS=1 makes them again."""
-    place = _DOCS / "images" / f"{name}.png"
+def test_documentation_has_a_picture_of_a_report(request):
+    """The picture is small enough for a repository; UPDATE_DOCS=1 makes it again."""
+    width, height = 900, 1330
     if "UPDATE_DOCS" in os.environ:
         chromium, pages = map(request.getfixturevalue, ("chromium", "pages"))
-        chromium.open(pages[0], width=width, height=height, dark=dark)
-        place.parent.mkdir(exist_ok=True)
-        place.write_bytes(chromium.picture())
-    data = place.read_bytes()
+        chromium.open(pages[0], width=width, height=height)
+        _PICTURE.write_bytes(chromium.picture())
+    data = _PICTURE.read_bytes()
     assert len(data) < 150_000
     assert struct.unpack(">II", data[16:24]) == (width, height)
-    assert f"(../images/{name}.png)" in (_DOCS / "how-to" / "report.md").read_text("utf-8")
+    assert f"(../images/{_PICTURE.name})" in (_DOCS / "how-to" / "report.md").read_text("utf-8")
