@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpatch.shared.wire.what_leaves import WHAT_LEAVES
+from fedpatch.shared.wire.what_leaves import NEEDED, WHAT_LEAVES
 from scripts.reference.markdown import render, table
 
 
@@ -12,8 +12,15 @@ def page() -> str:
         f"### {kind.__name__}\n\n"
         + table(
             ("field", "why it is sent", "how it is stopped"),
-            [(f"`{name}`", one.why, f"`{one.stop}`" if "=" in one.stop else one.stop) for name, one in sent.items()],
+            [(f"`{name}`", one.why, _stop(one.stop)) for name, one in sent.items()],
         )
         for kind, sent in WHAT_LEAVES.items()
     ]
     return render("what-leaves.md", fields="\n".join(parts))
+
+
+def _stop(stop: str) -> str:
+    """Return the cell of a way to stop a field: empty for a field that is always sent, as the template says."""
+    if stop == NEEDED:
+        return ""
+    return f"`{stop}`" if "=" in stop else stop
