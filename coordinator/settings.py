@@ -228,7 +228,7 @@ class RoundSettings(Settings):
     )
     aggregate: str = _limits(
         "mean",
-        help="Rule of aggregation: mean, centred[:TAU], bucketed[:S] or trimmed:BETA.",
+        help="Rule of aggregation: mean, centred[:TAU] or trimmed:BETA.",
     )
     max_num_examples: str = _limits(
         "auto:10",

@@ -25,7 +25,7 @@ from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.wire.messages import TrainPlan
 
 BENCHMARK = "rules"
-RULES = ("mean", "centred", "bucketed", "trimmed:0.2")
+RULES = ("mean", "centred", "trimmed:0.2")
 NORM_BOUND = "auto:2"
 COUNTS = (10, 100, 1000)
 VALUES = 50_000

@@ -21,7 +21,6 @@ from fedpatch.coordinator.aggregation.robust_rules import (
     RuleResult,
     Scratch,
     clip_centred,
-    take_geometric_median,
     trim,
 )
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
@@ -102,8 +101,6 @@ def _aggregate_robustly(
 def _apply_rule(rule: AggregateRule, changes: Changes, scratch: Scratch) -> RuleResult:
     if rule.name == "centred":
         return clip_centred(changes, rule.radius)
-    if rule.name == "bucketed":
-        return take_geometric_median(changes, rule.bucket_size)
     return trim(changes, rule.beta, scratch)
 
 

@@ -40,7 +40,7 @@ class ExamplesCap:
     factor: float | None = None
 
 
-Rule = Literal["mean", "centred", "bucketed", "trimmed"]
+Rule = Literal["mean", "centred", "trimmed"]
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,11 @@ class AggregateRule:
     Attributes:
         name: The rule.
         radius: Radius of `centred`; None: the median distance of the round.
-        bucket_size: Updates in a bucket of `bucketed`.
         beta: Share of the devices that `trimmed` leaves out at each end.
     """
 
     name: Rule = "mean"
     radius: float | None = None
-    bucket_size: int = 2
     beta: float = 0.0
 
 
@@ -104,19 +102,17 @@ def parse_examples_cap(text: str) -> ExamplesCap:
 
 
 def parse_aggregate_rule(text: str) -> AggregateRule:
-    """Parse `mean`, `centred[:TAU]`, `bucketed[:S]` or `trimmed:BETA`; raise UsageError for any other text."""
+    """Parse `mean`, `centred[:TAU]` or `trimmed:BETA`; raise UsageError for any other text."""
     name, _, number = text.partition(":")
-    if text in ("mean", "centred", "bucketed"):
-        return AggregateRule(text)  # type: ignore[arg-type]  # one of the three
+    if text in ("mean", "centred"):
+        return AggregateRule(text)  # type: ignore[arg-type]  # one of the two
     if name == "centred" and (radius := _positive(number)):
         return AggregateRule("centred", radius=radius)
-    if name == "bucketed" and number.isascii() and number.isdigit() and int(number) > 0:
-        return AggregateRule("bucketed", bucket_size=int(number))
     if name == "trimmed" and (beta := _positive(number)) and beta < 0.5:
         return AggregateRule("trimmed", beta=beta)
     raise UsageError(
-        f"{text!r} is no rule; write mean, centred, centred:TAU with a distance above 0, bucketed, bucketed:S with a number of "
-        "updates, or trimmed:BETA with a share above 0 and below 0.5"
+        f"{text!r} is no rule; write mean, centred, centred:TAU with a distance above 0, or trimmed:BETA "
+        "with a share above 0 and below 0.5"
     )
 
 

@@ -1,4 +1,4 @@
-"""Aggregation rules that keep the influence of bad devices small: centred clipping, bucketing, trimmed mean.
+"""Aggregation rules that keep the influence of bad devices small: centred clipping, trimmed mean.
 
 All rules work on the changes that the updates make to the trained tensors. They get the updates after the bounds of
 norm_clipping. Each rule reads the updates one at a time, in the order of device names, so the same updates give the same bits.
@@ -7,9 +7,6 @@ norm_clipping. Each rule reads the updates one at a time, in the order of device
   centre, but with the radius at most. Karimireddy, He and Jaggi 2021, "Learning from History for Byzantine Robust
   Optimization", algorithm 2. Here the centre begins at the global model instead of at the last round's step, so nothing is kept
   between rounds. The radius is the upper median of the distances, so it follows the training.
-- *Bucketing* takes the geometric median of the means of small groups, by the smoothed Weiszfeld algorithm. Karimireddy, He and
-  Jaggi 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing"; Pillutla, Kakade and Harchaoui 2019, "Robust
-  Aggregation for Federated Learning".
 - *The trimmed mean* leaves out the greatest and the least share of each value. Yin et al. 2018, "Byzantine-Robust Distributed
   Learning: Towards Optimal Statistical Rates". It cannot weigh updates by their examples, and costs accuracy where the
   devices' data differ.
@@ -19,9 +16,8 @@ Moments and running statistics are averaged. An update that counts in part has a
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,14 +27,11 @@ from fedpatch.coordinator.aggregation.weighted_mean import WeightedSum
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 
 CENTRING_PASSES = 3
-WEISZFELD_PASSES = 8
 BLOCK_BYTES = 16 * 2**20
 """Memory of the values that the trimmed mean sorts at a time."""
 
 _ROUNDING = 1e-9  # of the norm of the model: float32 does not distinguish nearer updates
-_SETTLED = 1e-4  # of the norm of the step; each further pass moves the median by a tenth of that or less
 _WHOLE = 1e-9  # 0.29 * 100 is a little less than 29 in float64
-_SMOOTHING = 1e-6  # of the usual norm of a change: keeps the weight of an update at the median finite
 
 Read = Callable[[str], Tensors]
 Step = dict[str, Array]
@@ -77,16 +70,11 @@ class Changes:
         self.read = read
         self.shapes = {spec.name: spec.shape for spec in schema.specs if spec.trainable}
         self.base = {name: base[name].astype(np.float64) for name in self.shapes}
-        self._digest = hashlib.sha256(b"".join(np.ascontiguousarray(base[name]).tobytes() for name in self.shapes))
 
     def __iter__(self) -> Iterator[tuple[str, Tensors]]:
         """Yield each device with the tensors of its update."""
         for device in self.weights:
             yield device, self.read(device)
-
-    def base_digest(self) -> str:
-        """Return a digest of the trained tensors of the global model; it differs between rounds."""
-        return self._digest.hexdigest()
 
     def step_to(self, place: Step) -> Step:
         """Return the change from the global model to a place."""
@@ -142,69 +130,6 @@ def upper_median(values: Iterable[float]) -> float:
 
 def _share(distance: float, limit: float) -> float:
     return 1.0 if distance <= limit else limit / distance
-
-
-def take_geometric_median(changes: Changes, bucket_size: int) -> RuleResult:
-    """Aggregate by the geometric median of the weighted means of buckets.
-
-    Args:
-        changes: The changes of the round.
-        bucket_size: Updates in a bucket; the last bucket may have fewer.
-
-    Returns:
-        The smoothed geometric median once a pass moves it by less than a ten-thousandth of its step, after WEISZFELD_PASSES
-        passes at the latest. The share of an update is the weight of its bucket divided by the greatest weight of a bucket.
-    """
-    buckets = draw_buckets(list(changes.weights), bucket_size, changes.base_digest())
-    total, distances = WeightedSum(changes.shapes), list[float]()
-    for mean, size in _bucket_means(changes, buckets):
-        distances.append(_distance(mean, changes.base))
-        total.add(mean, size / (distances[-1] or 1.0))
-    usual = upper_median(distances)
-    # A far bucket counts by its direction alone: a beginning at the mean would be too far for WEISZFELD_PASSES.
-    median = {
-        name: values + usual * (total.sums[name] - total.weight * values) for name, values in changes.base.items()
-    }
-    least, factors = _SMOOTHING * (usual or 1.0), list[float]()
-    for _ in range(WEISZFELD_PASSES):
-        total.clear()
-        factors = []
-        for mean, size in _bucket_means(changes, buckets):
-            factors.append(1.0 / max(_distance(mean, median), least))
-            total.add(mean, size * factors[-1])
-        before, median = median, _mean_of(total)
-        if _distance(median, before) <= _SETTLED * _distance(median, changes.base):
-            break
-    greatest = max(factors)
-    shares = {device: factor / greatest for bucket, factor in zip(buckets, factors, strict=True) for device in bucket}
-    return RuleResult(changes.step_to(median), shares)
-
-
-def _bucket_means(changes: Changes, buckets: Iterable[Sequence[str]]) -> Iterator[tuple[Step, float]]:
-    """Yield the weighted mean of each bucket, valid until the next one, and the weight of the bucket."""
-    mean = WeightedSum(changes.shapes)
-    for bucket in buckets:
-        size = math.fsum(changes.weights[device] for device in bucket)
-        mean.clear()
-        for device in bucket:
-            mean.add(changes.read(device), changes.weights[device] / size)
-        yield mean.sums, size
-
-
-def _mean_of(total: WeightedSum) -> Step:
-    return {name: values / total.weight for name, values in total.sums.items()}
-
-
-def draw_buckets(devices: Sequence[str], bucket_size: int, seed: str) -> list[list[str]]:
-    """Return the devices in buckets, which depend on the set of devices and the seed alone.
-
-    Args:
-        devices: The devices in any order.
-        bucket_size: Devices in a bucket; the last one may have fewer.
-        seed: Changes in each round.
-    """
-    drawn = sorted(devices, key=lambda device: hashlib.sha256(f"{seed}/{device}".encode()).digest())
-    return [sorted(drawn[start : start + bucket_size]) for start in range(0, len(drawn), bucket_size)]
 
 
 def trim(changes: Changes, beta: float, scratch: Scratch) -> RuleResult:

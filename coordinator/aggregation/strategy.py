@@ -120,7 +120,7 @@ def refusal_of_rule(rule: AggregateRule, strategy: Strategy) -> str | None:
     if rule.name == "trimmed" and strategy.moments:
         return (
             f"trimmed leaves out values one by one, so the first and second moments that {strategy.name} sends would no longer "
-            "fit each other; use centred or bucketed, or strategy fedavg or fedadam"
+            "fit each other; use centred, or strategy fedavg or fedadam"
         )
     if CONTROL in strategy.moments and rule.name != "mean":
         return f"{rule.name} would part c of {strategy.name} from the mean of the devices' control variates; use mean"

@@ -76,12 +76,6 @@ class WeightedSum:
             into += wide
         return squared
 
-    def clear(self) -> None:
-        """Begin again at 0."""
-        self.weight = 0.0
-        for total in self.sums.values():
-            total.fill(0.0)
-
 
 class WeightedMean:
     """Running mean of updates in float64, weighted by their numbers of examples.

@@ -40,7 +40,7 @@ Attacks = Annotated[
 Shares = Annotated[str, typer.Option("--bad", metavar="SHARE,...", help="Shares of bad clients.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="File of all figures.")]
 
-_RULES = "mean,mean/auto:2,centred/auto:2,bucketed/auto:2,trimmed:0.2/auto:2"
+_RULES = "mean,mean/auto:2,centred/auto:2,trimmed:0.2/auto:2"
 _ATTACKS = "sign:4,labels,alie:1.5,ipm:2,noise:20,backdoor,copy"
 
 

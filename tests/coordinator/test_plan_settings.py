@@ -48,7 +48,7 @@ def test_terms_that_do_not_fit_are_refused(flags, words):
         ({"norm_bound": "clip:2"}, "clip:2 does not fit, since the control variates of scaffold must be the mean"),
         ({"max_num_examples": "auto:10"}, "does not fit, since the control variates"),
         ({"late": "carry"}, "carry does not fit, since the control variates"),
-        ({"aggregate": "bucketed"}, "bucketed would part c of scaffold from the mean"),
+        ({"aggregate": "centred"}, "centred would part c of scaffold from the mean"),
         (
             {"secure": "groups"},
             "scaffold shares second moments or control variates, which masked sums are too coarse for",

@@ -1,4 +1,4 @@
-"""Laws of the aggregation rules: centred clipping, bucketing, trimmed mean."""
+"""Laws of the aggregation rules: centred clipping, trimmed mean."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from fedpatch.coordinator.aggregation.robust_rules import (
     CENTRING_PASSES,
     Changes,
     clip_centred,
-    draw_buckets,
     trim,
 )
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
@@ -34,7 +33,7 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
 from fedpatch.shared.wire.messages import TrainPlan
 
-ROBUST = ("centred", "centred:0.5", "bucketed", "bucketed:3", "trimmed:0.2")
+ROBUST = ("centred", "centred:0.5", "trimmed:0.2")
 SCHEMA = Schema(
     (
         TensorSpec("bn.running_var", (2,), "float32", "stats"),
@@ -149,7 +148,7 @@ def test_one_or_two_devices_have_an_aggregate_between_the_global_model_and_their
         assert np.linalg.norm(flat(found)) <= longest * (1 + 1e-6) + 1e-6
 
 
-@pytest.mark.parametrize("rule", ["centred", "bucketed", "trimmed:0.2"])
+@pytest.mark.parametrize("rule", ["centred", "trimmed:0.2"])
 def test_one_far_update_of_five_moves_a_robust_rule_less_than_the_mean(rule):
     updates = {f"honest-{number}": model(1.0 + number / 10) for number in range(4)} | {"bad": model(-1000.0)}
     honest = flat(model(1.15))
@@ -167,7 +166,7 @@ def test_trim_leaves_out_the_whole_share_of_the_devices(beta, devices):
     assert np.allclose(flat(combine(updates, f"trimmed:{beta}").mean), 1.0)
 
 
-@pytest.mark.parametrize("rule", ["centred", "bucketed", "bucketed:1", "trimmed:0.2"])
+@pytest.mark.parametrize("rule", ["centred", "trimmed:0.2"])
 @pytest.mark.parametrize("length", [1e4, 1e10, 1e30])
 def test_far_update_moves_a_robust_rule_by_less_than_the_honest_steps_at_any_length(rule, length):
     updates = {f"honest-{number}": model(1.0 + number / 100) for number in range(9)} | {"bad": model(-length)}
@@ -175,7 +174,7 @@ def test_far_update_moves_a_robust_rule_by_less_than_the_honest_steps_at_any_len
     assert np.abs(found - 1.0).max() < 0.2
 
 
-@pytest.mark.parametrize("rule", ["centred", "bucketed:1", "trimmed:0.45"])
+@pytest.mark.parametrize("rule", ["centred", "trimmed:0.45"])
 def test_far_updates_of_four_devices_of_nine_move_a_large_model_by_less_than_two_honest_steps(rule):
     honest = {f"honest-{number}": model(1001.0 + number / 100) for number in range(5)}
     bad = {f"bad-{number}": model(-1e10) for number in range(4)}
@@ -184,7 +183,7 @@ def test_far_updates_of_four_devices_of_nine_move_a_large_model_by_less_than_two
 
 
 @pytest.mark.parametrize("scale", [2.0**-20, 2.0**20])
-@pytest.mark.parametrize("rule", ["centred", "bucketed", "bucketed:1", "trimmed:0.2"])
+@pytest.mark.parametrize("rule", ["centred", "trimmed:0.2"])
 def test_rule_without_a_radius_follows_the_scale_of_the_updates(rule, scale):
     ways = {f"honest-{number}": 1.0 + number / 10 for number in range(6)} | {"bad": -50.0}
     plain, scaled = (
@@ -192,12 +191,6 @@ def test_rule_without_a_radius_follows_the_scale_of_the_updates(rule, scale):
     )
     assert flat(scaled.mean) == pytest.approx(flat(plain.mean) * scale, rel=1e-5)
     assert scaled.pulls == pytest.approx(plain.pulls, abs=1e-5)
-
-
-def test_bucketed_gives_the_geometric_median_where_a_device_makes_no_change():
-    """One device of ten sends the global model itself, from which the first distances are measured."""
-    updates = {f"honest-{number}": model(1.0) for number in range(9)} | {"idle": ZERO}
-    assert np.allclose(flat(combine(updates, "bucketed:1").mean), 1.0, atol=1e-3)
 
 
 def test_centred_gives_honest_weight_to_more_examples():
@@ -225,18 +218,6 @@ def test_pulls_multiply_the_norm_bound_and_the_rule():
 def test_pull_of_the_norm_bound_alone_is_the_share_beyond_it():
     updates = {device: model(1.0) for device in "abc"} | {"far": model(100.0)}
     assert combine(updates, "mean", norm=NormBound("auto", 2.0)).pulls == {"far": pytest.approx(1 - 1 / 50)}
-
-
-@given(
-    devices=st.lists(st.text("abc", min_size=1, max_size=4), unique=True, min_size=1),
-    size=st.integers(1, 5),
-    seed=st.text("01", min_size=1),
-)
-def test_draw_buckets_puts_each_device_into_one_full_bucket(devices, size, seed):
-    buckets = draw_buckets(devices, size, seed)
-    assert sorted(device for bucket in buckets for device in bucket) == sorted(devices)
-    assert all(len(bucket) == size for bucket in buckets[:-1])
-    assert buckets == draw_buckets(list(reversed(devices)), size, seed)
 
 
 def test_trim_in_small_blocks_gives_the_bits_of_one_block(monkeypatch):
@@ -304,8 +285,6 @@ def test_memory_of_a_rule_is_that_of_the_model_for_10_and_1000_updates(rule):
     [
         ("mean", AggregateRule()),
         ("centred:1.5", AggregateRule("centred", radius=1.5)),
-        ("bucketed", AggregateRule("bucketed", bucket_size=2)),
-        ("bucketed:4", AggregateRule("bucketed", bucket_size=4)),
         ("trimmed:0.1", AggregateRule("trimmed", beta=0.1)),
     ],
 )
@@ -314,7 +293,7 @@ def test_parse_aggregate_rule_reads_the_number_after_the_name(text, rule):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "median", "mean:1", "centred:0", "centred:nan", "bucketed:0", "bucketed:1.5", "trimmed", "trimmed:0.5"]
+    "text", ["", "median", "mean:1", "centred:0", "centred:nan", "bucketed", "trimmed", "trimmed:0.5"]
 )
 def test_parse_aggregate_rule_refuses_any_other_text(text):
     with pytest.raises(UsageError, match="is no rule"):

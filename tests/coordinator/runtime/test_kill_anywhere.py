@@ -161,7 +161,7 @@ def test_kill_before_any_write_with_bounds_and_quarantine_changes_no_result(tmp_
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("aggregate", "every"),
-    [("mean", 4), *(pytest.param(one, 1, marks=pytest.mark.slow) for one in ("mean", "centred", "bucketed"))],
+    [("mean", 4), *(pytest.param(one, 1, marks=pytest.mark.slow) for one in ("mean", "centred"))],
 )
 def test_kill_before_any_write_with_deltas_changes_no_result(tmp_path, prepared, aggregate, every):
     """Deltas are sent in both directions; the next step is the same with or without a stored previous step."""

@@ -436,7 +436,6 @@ def test_every_strategy_passes_its_trial_and_begins_as_it_would_without(strategy
     [
         ("mean", ()),
         ("centred", ("scaffold",)),
-        ("bucketed", ("scaffold",)),
         ("trimmed:0.2", ("fedavg-adam", "scaffold")),
     ],
 )
