@@ -109,11 +109,17 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of all settings. shared.config.load.load checks values; a constructor call does not."""
+    """Base of all settings. shared.config.load.load checks values; a constructor call does not.
+
+    Attributes:
+        env_prefix: Beginning of the names of environment variables.
+        common: Names of the settings whose options `--help` shows, with those of most runs; empty: all. `--help-all` shows all.
+        former: Settings that only earlier versions had, each with the sentence of the warning that follows its name.
+    """
 
     env_prefix: ClassVar[str] = "FEDPATCH_"
     common: ClassVar[frozenset[str]] = frozenset()
-    """Names of the settings whose options `--help` shows, with those of most runs; empty: all. `--help-all` shows all."""
+    former: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def fit(cls, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """Loads settings from four places: defaults, a TOML file, the environment, flags. The later place wins.
 
-`load` checks the values of all places, also of overridden ones, and raises all problems at once. The file is flat: one
-`key = value` for each setting, with the names of the fields as keys.
+`load` checks the values of all places, also of overridden ones, and raises all problems at once. A setting that only earlier
+versions had is a warning in the log. The file is flat: one `key = value` for each setting, with the names of the fields as
+keys.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +23,8 @@ from fedpatch.shared.config.fields import NONE_WORD, Setting, Settings, from_tex
 from fedpatch.shared.config.secrets import drop_secrets
 from fedpatch.shared.config.toml_edit import key_lines, parse_toml, syntax_problem, toml_value
 from fedpatch.shared.errors import ConfigError
+
+log = logging.getLogger("fedpatch.settings")
 
 S = TypeVar("S", bound=Settings)
 R = TypeVar("R")
@@ -93,7 +97,7 @@ def load_with_origins(
     Raises:
         ConfigError: With all problems.
     """
-    reader = _Reader({one.name: one for one in settings_of(cls)})
+    reader = _Reader({one.name: one for one in settings_of(cls)}, cls.former)
     if file is not None:
         reader.read_file(file)
     reader.read_environment(environ, cls.env_prefix)
@@ -104,8 +108,9 @@ def load_with_origins(
 class _Reader:
     """Collects the values of each place in turn, and the problems."""
 
-    def __init__(self, known: Mapping[str, Setting]) -> None:
+    def __init__(self, known: Mapping[str, Setting], former: Mapping[str, str]) -> None:
         self.known = known
+        self.former = former
         self.problems: list[str] = []
         self.values: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
@@ -126,6 +131,9 @@ class _Reader:
 
     def take(self, key: str, origin: Origin, raw: object, convert: Callable[[Setting, Any], Any]) -> None:
         one = self.known.get(key)
+        if one is None and key in self.former:
+            log.warning("%s", origin.problem(key, self.former[key]))
+            return
         try:
             if one is None:
                 near = get_close_matches(key, self.known, n=1, cutoff=_KEY_SIMILARITY)
@@ -173,7 +181,7 @@ class _Reader:
             if key in self.known and (problem := _wrapping_of(environ[variable], secret=self.known[key].rules.secret)):
                 self.problems.append(origin.problem(key, problem))
                 self.wrong.add(key)
-            elif key in self.known:
+            elif key in self.known or key in self.former:
                 self.take(key, origin, environ[variable], from_text)
             elif near := get_close_matches(key, self.known, n=1, cutoff=_VARIABLE_SIMILARITY):
                 self.problems.append(f"${variable}: unknown variable; did you mean ${prefix}{near[0].upper()}?")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -54,6 +55,16 @@ class Guest(Settings):
         return [("chairs", "fewer than tables", "tables")] if self.chairs < self.tables else []
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stove(Settings):
+    """Settings of which an earlier version had one more."""
+
+    env_prefix: ClassVar[str] = "STOVE_"
+    former: ClassVar[Mapping[str, str]] = {"plate": "has no effect, since each stove has all plates; delete it"}
+
+    plates: int = setting(4, help="How many.")
+
+
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A relative file name, as a user types it, in a directory of its own."""
@@ -89,6 +100,17 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(file):
     assert loaded.settings == Oven(trays=2, share=0.3, light=False)
     places = {name: loaded.origins[name].place for name in ("dish", "trays", "share", "light")}
     assert places == {"dish": "default", "trays": "oven.toml:1", "share": "$OVEN_SHARE", "light": "--light"}
+
+
+def test_setting_of_an_earlier_version_is_one_warning_in_each_place_and_changes_nothing(file, caplog):
+    file.write_text("plates = 2\nplate = 'left'\n")
+    assert load(Stove, file=file, environ={"STOVE_PLATE": "1"}, flags={"plate": 3}) == Stove(plates=2)
+    words = "has no effect, since each stove has all plates; delete it"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"oven.toml:2: plate: {words}"),
+        ("WARNING", f"$STOVE_PLATE: {words}"),
+        ("WARNING", f"--plate: {words}"),
+    ]
 
 
 def test_problems_of_all_sources_are_reported_together_with_their_place(file):
