@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,9 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
             *("private", "max_epsilon", "secure", "keep_models", "metrics", "share_vitals"),
         }
     )
+    former: ClassVar[Mapping[str, str]] = {
+        "keep_int8": "has no effect, since agents make no int8 models any more; delete it"
+    }
 
     device_id: str = _connection(
         "",
@@ -183,11 +187,6 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         unit="rounds",
         help="Rounds of this device between trainings on its own data only, after the first 3 rounds, which all "
         "train so; 0: never.",
-    )
-
-    keep_int8: bool = _model(
-        False,
-        help="Also make an int8 model, if it is within keep_margin; takes about 50 MB of memory.",
     )
 
     metrics: str | None = setting(

@@ -14,7 +14,7 @@ from benchmarks.masking import cost, round_time, rounds
 from benchmarks.network import blob_stores, coordination_tables, models_by_url, registries
 from benchmarks.support.documents import Document, read_document
 from benchmarks.support.programs import ROOT
-from benchmarks.training import buffered_rounds, int8_models
+from benchmarks.training import buffered_rounds
 
 RESULTS = ROOT / "results" / "benchmarks"
 TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
@@ -30,7 +30,6 @@ TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
     "buffered-rounds": buffered_rounds.tables,
     "blob-stores": blob_stores.tables,
     "models-by-url": models_by_url.tables,
-    "int8-models": int8_models.tables,
 }
 _NAMES = {
     "device-steps": device.BENCHMARK,

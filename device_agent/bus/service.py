@@ -213,7 +213,7 @@ class Bus:
             if self._model is not None:
                 self._model.reload_if_newer()
                 return
-            self._model = PersonalModel.open(self._state_dir, self._settings.task, int8=self._settings.int8)
+            self._model = PersonalModel.open(self._state_dir, self._settings.task)
         except FedpatchError as error:
             _log.warning("no predictions: %s", error)
             return

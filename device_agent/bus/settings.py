@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,9 @@ class BusSettings(BrokerSettings):
     """Settings of the bus: broker and identity, which have nothing to do with the fleet's, discovery, and predictions."""
 
     env_prefix: ClassVar[str] = "FEDPATCH_BUS_"
+    former: ClassVar[Mapping[str, str]] = {
+        "int8": "has no effect, since agents make no int8 models any more; delete it"
+    }
 
     state_dir: Path = setting(Path("fedpatch-agent-state"), group=_BUS, help="State directory of the agent.")
     device_id: str = _bus("", pattern=NAME_OR_EMPTY, default_means="the agent's", help="Name of the device on the bus.")
@@ -48,8 +51,6 @@ class BusSettings(BrokerSettings):
         help="Predictions, each IN -> OUT: examples on topic IN (with + and #), outputs on topic OUT.",
     )
     task: str = _service("", default_means="the only one", help="Task whose personal model predicts.")
-
-    int8: bool = _service(False, help="Predict with the int8 model where the agent has made one (keep_int8).")
 
     def check(self) -> list[tuple[str, ...]]:
         """Check the topics of predictions."""

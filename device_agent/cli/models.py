@@ -33,7 +33,6 @@ ModelPath = Annotated[
     Path | None,
     typer.Option("--model", metavar="PATH", help="Directory of another version, as `models` lists it."),
 ]
-Int8 = Annotated[bool, typer.Option("--int8", help="Use the int8 model where there is one (keep_int8).")]
 
 
 def add_models(app: typer.Typer) -> None:
@@ -61,7 +60,6 @@ def _add_predict(app: typer.Typer) -> None:
         prepared: Annotated[
             bool, typer.Option("--prepared", help="The inputs are prepared: skip the task's prepare.")
         ] = False,
-        int8: Int8 = False,
         as_json: AsJson = False,
     ) -> None:
         """Run the personal model of this device on raw inputs, without torch and without the agent.
@@ -70,7 +68,7 @@ def _add_predict(app: typer.Typer) -> None:
         each window. A warning names damaged lines, inputs unlike the training data, and answers on which this device
         never trained or that it could not judge.
         """
-        personal = _opened(state_dir, task, model, int8)
+        personal = _opened(state_dir, task, model)
         predictions: list[tuple[Path, Array, list[dict[str, Any]]]] = []
         warnings: list[str] = []
         for file in files:
@@ -118,7 +116,6 @@ def _add_evaluate(app: typer.Typer) -> None:
         settings: AgentSettings,
         source: Source[AgentSettings],
         model: ModelPath = None,
-        int8: Int8 = False,
         as_json: AsJson = False,
     ) -> None:
         """Measure the personal model on this device's test data; print its user accuracy when it was made too."""
@@ -126,25 +123,17 @@ def _add_evaluate(app: typer.Typer) -> None:
         from fedpatch.shared.tasks.task import data_root, find_task
 
         task = find_task(settings.task)
-        personal = _opened(in_place(settings, source).state_dir, task.name, model, int8)
+        personal = _opened(in_place(settings, source).state_dir, task.name, model)
         measured, count = evaluate_model(personal, task, settings.data, settings.data_root or data_root())
-        made = personal.metadata.int8 if personal.is_int8 else None
-        then = (made or personal.metadata).user_accuracy
+        then = personal.metadata.user_accuracy
         name = personal.metadata.metric
         if as_json:
-            known = {
-                "metric": name,
-                "user_accuracy": _finite(measured),
-                "test_examples": count,
-                "int8": made is not None,
-            }
+            known = {"metric": name, "user_accuracy": _finite(measured), "test_examples": count}
             typer.echo(json.dumps({**_origin(personal), **known, "user_accuracy_when_made": then}))
             return
         earlier = "" if then is None else f" ({then:.4g} when it was made)"
         typer.echo(f"{task.name}: {name} {measured:.4g} on {count} test examples{earlier}")
-        typer.echo(
-            f"{'int8 ' if made else ''}model of round {personal.metadata.round} of run {personal.metadata.run}: {personal.path}"
-        )
+        typer.echo(f"model of round {personal.metadata.round} of run {personal.metadata.run}: {personal.path}")
 
 
 def _add_models(app: typer.Typer) -> None:
@@ -232,16 +221,7 @@ def _in_words(task: str, version: ModelVersion) -> str:
     measured = _measured(known)
     made = f"of round {known.round} of run {known.run}, made {known.created}"
     source = f"{SOURCES.get(known.source, known.source)} ({known.reason}), " if known.reason else ""
-    return f"{mark} of {task}{measured}: {source}{made}, {size(known.size_bytes)}{_int8(known)}, {version.path}"
-
-
-def _int8(known: ModelMetadata) -> str:
-    """Return the int8 model beside a model: size, user accuracy on test data, and time of a prediction."""
-    if known.int8 is None:
-        return ""
-    found = "" if known.int8.user_accuracy is None else f"{known.metric} {known.int8.user_accuracy:.4g}, "
-    latency = f"{1e6 * known.int8.latency_s:.0f} µs instead of {1e6 * known.int8.fp32_latency_s:.0f} µs"
-    return f" (int8: {size(known.int8.size_bytes)}, {found}{latency})"
+    return f"{mark} of {task}{measured}: {source}{made}, {size(known.size_bytes)}, {version.path}"
 
 
 def _measured(known: ModelMetadata) -> str:
@@ -271,12 +251,12 @@ def _store(state_dir: Path) -> ModelStore:
     return ModelStore(directory / MODELS_DIRECTORY)
 
 
-def _opened(state_dir: Path, task: str, model: Path | None, int8: bool) -> PersonalModel:
+def _opened(state_dir: Path, task: str, model: Path | None) -> PersonalModel:
     from fedpatch.device_agent.models.personal import PersonalModel
 
     if model is None:
-        return PersonalModel.open(state_dir, task, int8=int8)
-    opened = PersonalModel(model.parent if model.is_file() else model, int8=int8)
+        return PersonalModel.open(state_dir, task)
+    opened = PersonalModel(model.parent if model.is_file() else model)
     if task and opened.metadata.task != task:
         raise UsageError(f"{model}: is a model of task {opened.metadata.task!r}, not of {task!r}")
     return opened

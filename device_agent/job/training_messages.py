@@ -49,7 +49,6 @@ class WorkerSetup:
         max_memory_mib: Memory limit of the process; 0 for none.
         models_dir: Directory in which personal models are staged; "" to make none.
         keep_margin: How much worse than the current personal model a new one may be, in the task's metric.
-        keep_int8: Whether an int8 model is made beside each personal model.
         held_dir: Directory in which the global model is held between rounds; "" for nowhere.
         private: The owner's policy for the tensors that must stay on the device; "" for the default.
         max_steps: Most training steps of a round; 0 for no limit.
@@ -77,7 +76,6 @@ class WorkerSetup:
     max_steps: int = 0
     max_epochs: int = 0
     alone_every: int = 0
-    keep_int8: bool = False
     require_filter: bool = False
     hides_examples: bool = False
 

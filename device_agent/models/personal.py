@@ -31,7 +31,6 @@ from fedpatch.shared.tasks.examples import Examples, as_examples, from_arrays, f
 from fedpatch.shared.tasks.input_statistics import differences, doubtful_classes
 from fedpatch.shared.tasks.model_metadata import (
     INPUTS_FILE,
-    INT8_FILE,
     METADATA_FILE,
     MODEL_FILE,
     ModelMetadata,
@@ -61,14 +60,12 @@ class PersonalModel:
     Args:
         path: Directory of the model's files; `PersonalModel.open` finds it.
         threads: Threads of onnxruntime.
-        int8: Whether to use the int8 model where there is one (keep_int8); else fp32 is used.
         task: The task that the model was trained with. It is needed only if it has a `prepare`; unless given, it is found by
             the name in the agent's configuration.
 
     Attributes:
         path: Directory of the model's files.
         metadata: Where the model comes from: task, run, round, user accuracy, input shape.
-        is_int8: Whether the int8 model is in use.
 
     Raises:
         StateError: The model is damaged or absent.
@@ -80,31 +77,22 @@ class PersonalModel:
         ['7', '3']
     """
 
-    def __init__(self, path: Path, *, threads: int = 1, int8: bool = False, task: Task | None = None) -> None:
+    def __init__(self, path: Path, *, threads: int = 1, task: Task | None = None) -> None:
         """Read the model in the directory `path`. StateError where it is damaged or absent."""
         self._threads = threads
-        self._int8 = int8
         self._task = task
         self._same_prepare = False
         self._store: tuple[ModelStore, str] | None = None
         self.path = path
-        self.metadata, self._model = _read(path, threads, int8)
-
-    @property
-    def is_int8(self) -> bool:
-        """Return whether the int8 model is in use."""
-        return self._int8 and self.metadata.int8 is not None
+        self.metadata, self._model = _read(path, threads)
 
     @classmethod
-    def open(
-        cls, state_dir: str | Path, task: str | Task = "", *, threads: int = 1, int8: bool = False
-    ) -> PersonalModel:
+    def open(cls, state_dir: str | Path, task: str | Task = "", *, threads: int = 1) -> PersonalModel:
         """Open the present model of a task.
 
         Args:
             task: Name of the task, or the task itself, whose `prepare` is then applied. "": the only task with models.
             threads: Threads of onnxruntime.
-            int8: Whether to use the int8 model where there is one.
 
         Raises:
             UsageError: There is no model, or several tasks have one and none is named.
@@ -113,7 +101,7 @@ class PersonalModel:
         store = ModelStore(Path(state_dir).expanduser() / MODELS_DIRECTORY)
         given = task if isinstance(task, str) else task.name
         name = given or only_task(store, Path(state_dir))
-        model = cls._read_present(store, name, threads, int8, None if isinstance(task, str) else task)
+        model = cls._read_present(store, name, threads, None if isinstance(task, str) else task)
         if model is None and any(one.metadata for one in store.versions(name)):
             raise StateError(
                 f"{Path(state_dir) / MODELS_DIRECTORY / name / CURRENT}: is lost; `fedpatch-agent rollback` makes it anew"
@@ -250,7 +238,7 @@ class PersonalModel:
         store, task = self._store
         if store.current(task) in (None, self.path):
             return False
-        newer = self._read_present(store, task, self._threads, self._int8, self._task)
+        newer = self._read_present(store, task, self._threads, self._task)
         if newer is not None:
             self._same_prepare = False
             self.path, self.metadata, self._model = newer.path, newer.metadata, newer._model
@@ -258,14 +246,14 @@ class PersonalModel:
 
     @classmethod
     def _read_present(
-        cls, store: ModelStore, task: str, threads: int, int8: bool, found: Task | None = None
+        cls, store: ModelStore, task: str, threads: int, found: Task | None = None
     ) -> PersonalModel | None:
         for attempt in range(_ATTEMPTS):
             path = store.current(task)
             if path is None:
                 return None
             try:
-                return cls(path, threads=threads, int8=int8, task=found)
+                return cls(path, threads=threads, task=found)
             except StateError:
                 if attempt + 1 == _ATTEMPTS or store.current(task) == path:
                     raise
@@ -319,15 +307,14 @@ def _with_inputs(metadata: ModelMetadata, file: Path) -> ModelMetadata:
         return metadata
 
 
-def _read(path: Path, threads: int, int8: bool) -> tuple[ModelMetadata, OnnxModel]:
+def _read(path: Path, threads: int) -> tuple[ModelMetadata, OnnxModel]:
     file = path / METADATA_FILE
     try:
         metadata = _with_inputs(from_json(file.read_bytes(), str(file)), path / INPUTS_FILE)
-        used = metadata.int8 if int8 else None
-        file = path / (MODEL_FILE if used is None else INT8_FILE)
+        file = path / MODEL_FILE
         model = file.read_bytes()
     except OSError as error:
         raise StateError(f"{file}: {error.strerror}; may this user read it, and is it an exported model?") from error
-    if hashlib.sha256(model).hexdigest() != (metadata if used is None else used).sha256:
+    if hashlib.sha256(model).hexdigest() != metadata.sha256:
         raise StateError(f"{file}: is damaged (its SHA-256 does not fit); `fedpatch-agent rollback` goes back")
     return metadata, OnnxModel(model, str(file), threads=threads)

@@ -3,7 +3,6 @@
     <state directory>/models/TASK/
         current -> 000012-RUN-ROUND      a link that is replaced in one rename: it always leads to a whole model
         000012-RUN-ROUND/model.onnx      beside it metadata.json (shared.tasks.model_metadata)
-        000012-RUN-ROUND/model.int8.onnx the same in int8 (keep_int8)
         000012-RUN-ROUND/inputs.json     statistics of the training inputs, 0600: not for the group
         .staged/                         trained, and not yet known to be committed
         kept.json                        why the last round's model did not become the present one
@@ -35,7 +34,6 @@ from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.tasks.model_metadata import (
     INPUTS_FILE,
-    INT8_FILE,
     METADATA_FILE,
     MODEL_FILE,
     ModelMetadata,
@@ -108,13 +106,12 @@ class ModelStore:
             _make_directory(self._directory)
             _make_directory(self._root(task))
 
-    def stage(self, model: bytes, metadata: ModelMetadata, int8: bytes = b"") -> None:
+    def stage(self, model: bytes, metadata: ModelMetadata) -> None:
         """Write a model durably to the place where `publish` finds it, and replace a model that is staged.
 
         Args:
             model: The model.
             metadata: Its metadata.
-            int8: Its int8 model, which the metadata describe; b"" without one.
         """
         root = self._root(metadata.task)
         self.prepare(metadata.task)
@@ -125,8 +122,6 @@ class ModelStore:
             _make_directory(unfinished)
             try:
                 write_atomic(unfinished / MODEL_FILE, model, mode=_FILE_MODE)
-                if metadata.int8 is not None:
-                    write_atomic(unfinished / INT8_FILE, int8, mode=_FILE_MODE)
                 described = to_json(replace(metadata, inputs=None))
                 if metadata.inputs is not None:
                     write_atomic(unfinished / INPUTS_FILE, msgspec.json.encode(metadata.inputs), mode=_PRIVATE_MODE)
@@ -369,29 +364,24 @@ def _content_problem(version: ModelVersion) -> str:
     assert known is not None
     try:
         model = hashlib.sha256((version.path / MODEL_FILE).read_bytes()).hexdigest()
-        int8 = hashlib.sha256((version.path / INT8_FILE).read_bytes()).hexdigest() if known.int8 is not None else ""
         metadata = hashlib.sha256((version.path / METADATA_FILE).read_bytes()).hexdigest()
         sums = version.path / SUMS_FILE
         written = sums.read_bytes() if sums.exists() else None
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
-    for file, found, expected in (
-        (MODEL_FILE, model, known.sha256),
-        (INT8_FILE, int8, known.int8.sha256 if known.int8 else ""),
-    ):
-        if found != expected:
-            return f"{version.path / file}: is damaged (its SHA-256 is not that of its metadata)"
+    if model != known.sha256:
+        return f"{version.path / MODEL_FILE}: is damaged (its SHA-256 is not that of its metadata)"
     if written is not None and not written.strip(b"\0"):  # lost in a power cut; metadata.json has the model's sum
         return ""
-    if written is not None and written != _sums(known, metadata):
+    # Models of earlier versions have the sum of an int8 file too, which nothing reads any more.
+    if written is not None and not set(_sums(known, metadata).splitlines()) <= set(written.splitlines()):
         return f"{version.path / METADATA_FILE}: is damaged (its SHA-256 is not that of {SUMS_FILE})"
     return ""
 
 
 def _sums(known: ModelMetadata, metadata: str) -> bytes:
     """Return the content of SUMS_FILE; `metadata` is the SHA-256 of METADATA_FILE."""
-    int8 = f"{known.int8.sha256}  {INT8_FILE}\n" if known.int8 else ""
-    return f"{known.sha256}  {MODEL_FILE}\n{int8}{metadata}  {METADATA_FILE}\n".encode()
+    return f"{known.sha256}  {MODEL_FILE}\n{metadata}  {METADATA_FILE}\n".encode()
 
 
 def _make_directory(path: Path) -> None:

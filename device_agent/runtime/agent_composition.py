@@ -245,7 +245,6 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> WorkerSet
         private=settings.private,
         max_steps=settings.max_steps,
         max_epochs=settings.max_epochs,
-        keep_int8=settings.keep_int8,
         alone_every=settings.alone_every if settings.keep_models else 0,
         require_filter=settings.secure == REQUIRED,
         hides_examples=settings.secure == REQUIRED,

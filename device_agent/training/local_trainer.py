@@ -88,11 +88,6 @@ class LocalTrainer:
         self._input_statistics: InputStatistics | None = None
 
     @property
-    def training_inputs(self) -> Array:
-        """The prepared training inputs, examples first; they are private to the device."""
-        return self._train[0].numpy()
-
-    @property
     def input_statistics(self) -> InputStatistics:
         """Statistics of the current training inputs and classes; they are private to the device, as the inputs are."""
         if self._input_statistics is None:

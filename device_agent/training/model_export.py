@@ -21,7 +21,6 @@ import torch
 
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.models.export_attempts import MAX_DEATHS
-from fedpatch.device_agent.models.int8_export import with_int8
 from fedpatch.device_agent.models.store import ModelStore, StoredModel
 from fedpatch.device_agent.training.federated_or_alone import Choice, choose
 from fedpatch.device_agent.training.keep_previous_model import WORSE, PreviousModelComparison
@@ -57,7 +56,7 @@ class ModelExport:
     `keep_margin`: device_agent.training.keep_previous_model.
     `task_ref` and `preparation`, for the metadata, describe how applications prepare inputs. `run` calls the
     function that makes a model and returns its result: directly, or in another process
-    (device_agent.training.forked_work.run_forked). `keep_int8` also makes an int8 model (device_agent.models.int8_export).
+    (device_agent.training.forked_work.run_forked).
     """
 
     def __init__(
@@ -68,17 +67,14 @@ class ModelExport:
         *,
         task_ref: str = "",
         preparation: Preparation | None = None,
-        keep_int8: bool = False,
         run: Callable[[Callable[[], str]], str] = lambda work: work(),
     ) -> None:
         self._run = run
         self._trainer = trainer
         self._store = store
         self._comparison = PreviousModelComparison(trainer, store, keep_margin)
-        self._keep_margin = keep_margin
         self._task_ref = task_ref
         self._preparation = preparation
-        self._keep_int8 = keep_int8
 
     def begin(self) -> None:
         """Delete a staged model of an earlier round, which was never committed."""
@@ -161,19 +157,7 @@ class ModelExport:
         )
         if why := self._comparison.reason_to_keep(metadata, previous):
             return why
-        int8 = b""
-        if self._keep_int8:
-            int8, described = with_int8(
-                exported.model,
-                metadata,
-                training_inputs=self._trainer.training_inputs,
-                test_inputs=inputs,
-                margin=self._keep_margin,
-                validate=self._comparison.on_validation,
-                user_accuracy=self._user_accuracy,
-            )
-            metadata = replace(metadata, int8=described)
-        self._store.stage(exported.model, metadata, int8)
+        self._store.stage(exported.model, metadata)
         log.info(
             "personal model: round %d, %s, %s %.4g on test data (%s)",
             command.key.round,

@@ -301,7 +301,6 @@ def _model_export(setup: WorkerSetup, trainer: LocalTrainer, data: ReloadingData
         setup.keep_margin,
         task_ref=setup.task_ref,
         preparation=preparation,
-        keep_int8=setup.keep_int8,
         run=_run_apart,
     )
 

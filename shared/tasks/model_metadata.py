@@ -18,7 +18,7 @@ OPSET = 17
 INPUT, OUTPUT = "input", "output"
 """Names of the model's only input and only output."""
 
-MODEL_FILE, METADATA_FILE, INT8_FILE = "model.onnx", "metadata.json", "model.int8.onnx"
+MODEL_FILE, METADATA_FILE = "model.onnx", "metadata.json"
 INPUTS_FILE = "inputs.json"
 """Statistics of the training inputs, for the agent's user alone: other programs may read the model, not the data's figures."""
 
@@ -66,29 +66,6 @@ class Preparation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int8Model:
-    """The int8 model beside a personal model.
-
-    Attributes:
-        sha256: Of its file.
-        size_bytes: Of its file.
-        user_accuracy: On the device's test data.
-        validation_accuracy: On its validation data.
-        latency_s: Median seconds of a prediction of one example on the device, one thread.
-        fp32_latency_s: The same of the fp32 model.
-        calibration_examples: Training examples of the calibration.
-    """
-
-    sha256: str
-    size_bytes: int
-    user_accuracy: float | None
-    validation_accuracy: float
-    latency_s: float
-    fp32_latency_s: float
-    calibration_examples: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModelMetadata:
     """One exported model.
 
@@ -105,7 +82,7 @@ class ModelMetadata:
 
     `source` is the kind of a personal model: FEDERATED, or ALONE for one that the device trained on its own data only, which
     was better on validation data; `reason` is the reason in words. `candidates` are the validation accuracies that were
-    compared, by source, and that of the `previous` model. `int8` describes the int8 model beside it; None without one.
+    compared, by source, and that of the `previous` model.
 
     `task_ref` is how the device's configuration names the task. `prepare` describes the task's `prepare`, which an application
     must apply to raw inputs (None: there is none), `inputs` the training inputs after it. Both are computed from the
@@ -151,7 +128,6 @@ class ModelMetadata:
     source: str = FEDERATED
     reason: str = ""
     candidates: Mapping[str, float] = field(default_factory=dict)
-    int8: Int8Model | None = None
     readings: ReadingsFormat | None = None
     best: float | None = None
 

@@ -38,7 +38,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     """Two devices, one of which keeps no models for applications, after two rounds and then a power cut."""
     directory = tmp_path_factory.mktemp("personal")
     with Mosquitto() as broker, Fleet(broker.url, directory) as fleet:
-        ann = fleet.start("ann", "digits", DATA["ann"], options=["--keep-margin", "1", "--keep-int8"])
+        ann = fleet.start("ann", "digits", DATA["ann"], options=["--keep-margin", "1"])
         bob = fleet.start("bob", "digits", DATA["bob"], options=["--keep-models", "0"])
         fleet.wait_ready()
         terms = ["--task", "digits", "--devices", 2, "--rounds", ROUNDS, "--target-ua", "none", *PATIENT]
@@ -63,14 +63,9 @@ def test_evaluate_gives_the_recorded_accuracy(played):
     assert found["user_accuracy"] == found["user_accuracy_when_made"] == models[0]["user_accuracy"]
     assert found["run"] == played.summary["run"]
     assert found["user_accuracy"] > 0.5
-    quantised = _ask("evaluate", "--state-dir", state_dir, "--data", DATA["ann"], "--int8")
-    assert quantised["user_accuracy"] == quantised["user_accuracy_when_made"] == models[0]["int8"]["user_accuracy"]
-    assert (quantised["int8"], found["int8"]) == (True, False)
-    assert models[0]["int8"]["size_bytes"] < models[0]["size_bytes"] / 2
     assert set(models[0]["candidates"]) == {"federated", "alone", "previous"}
     shown = run("fedpatch-agent", "status", "--state-dir", state_dir).out
     assert models[0]["reason"] in shown
-    assert "(int8: " in shown
     own = TASK.load_data(DATA["ann"], Path("/nonexistent"))
     assert own.val_x is not None
     assert [one["validation_examples"] for one in models] == [len(own.val_x)] * 2

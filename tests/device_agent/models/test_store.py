@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.models.store import ModelStore, StoredModel
+from fedpatch.device_agent.models.store import SUMS_FILE, ModelStore, StoredModel
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE
@@ -52,6 +53,22 @@ def test_discarded_model_is_never_published(store, tmp_path):
     store.discard_staged("toy")
     assert store.publish("toy", RUN, 1) is None
     assert {path.name for path in (tmp_path / "models" / "toy").iterdir()} == {".lock"}
+
+
+def test_model_of_a_version_that_also_made_an_int8_file_has_no_problem_until_its_model_is_damaged(store):
+    version = publish(store, 1)
+    assert version is not None
+    file, sums = version.path / METADATA_FILE, version.path / SUMS_FILE
+    file.write_bytes(file.read_bytes().replace(b'"kind"', b'"int8": {"size_bytes": 3}, "kind"'))
+    of = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (version.path / MODEL_FILE, file)}
+    (version.path / "model.int8.onnx").write_bytes(b"int")
+    lines = (f"{of[MODEL_FILE]}  {MODEL_FILE}", f"{'0' * 64}  model.int8.onnx", f"{of[METADATA_FILE]}  {METADATA_FILE}")
+    sums.write_text("\n".join(lines) + "\n")
+    assert (rounds(store), list(store.problems())) == ([1], [])
+    (version.path / MODEL_FILE).write_bytes(b"damaged")
+    assert [problem.partition(": ")[2] for problem, _ in store.problems()] == [
+        "is damaged (its SHA-256 is not that of its metadata)"
+    ]
 
 
 @given(keep=st.integers(1, 5), count=st.integers(1, 8))
