@@ -40,7 +40,7 @@ from fedpatch.shared.wire.plan_terms import PLAN_TERMS
 FEATURES: tuple[str, ...] = (CARRY_FEATURE, *PLAN_TERMS, SUMS_FEATURE)
 """Features of requests that a relay accepts, besides EVALUATE_FEATURE. Devices of its site also need the plan's features."""
 ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")
-"""Encodings of a relay: those that need no residual of the relay's own."""
+"""Encodings of a relay: those of whole models."""
 _RECONNECT_S = (1.0, 60.0)
 _FORGET_AFTER_PAUSES = 3.0
 

@@ -209,7 +209,6 @@ class SiteAggregator:
         read: Callable[[str], MaskedUpdate],
         *,
         target: int,
-        round_number: int,
         sites: Mapping[str, GroupSum] | None = None,
     ) -> Aggregated:
         """Sum the site's updates in whole numbers. A sum of fewer devices than a group needs does not leave the site."""

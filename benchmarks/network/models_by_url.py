@@ -48,7 +48,7 @@ BENCHMARK = "models-by-url"
 FLEET = "benchmark"
 WAYS = ("mqtt", "https")
 MODEL = "benchmarks.support.synthetic_task:LARGE"
-ENCODING = "delta-int8-quarter"
+ENCODING = "delta-int8"
 """Encoding of the updates of the preparation; a device without a model downloads the whole model with any of them."""
 _BEGUN = "measuring without training"  # the coordinator's line after its imports, before it publishes
 _SECONDS = ("download_s", "broker_cpu_s", "coordinator_cpu_s", "nginx_cpu_s")

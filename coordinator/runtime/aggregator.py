@@ -170,7 +170,7 @@ class Aggregator:
         """
         if self._private is not None:
             mean, privacy = self._private.aggregate(self.state, devices, read, max(1, target))
-            self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public), round_number)
+            self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public))
             return Aggregated(privacy=privacy)
         folded = self._mean.of(
             self.state,
@@ -192,7 +192,7 @@ class Aggregator:
             mean, after = added.mean, added.kept_in(self.state)
         aimed = apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public)
         kept = replace(aimed, references=folded.references, counted=after.counted, population=after.population)
-        self._aim(kept, round_number)
+        self._aim(kept)
         return aggregated(folded)
 
     def _staleness(self, work: CarriedWork) -> Staleness:
@@ -200,8 +200,8 @@ class Aggregator:
         assert self._spec.carry is not None
         return Staleness(versions, self._spec.carry.factor(versions), self._bases.of(work))
 
-    def _aim(self, aimed: ServerState, round_number: int) -> None:
-        self._next = self._deltas.apply(self.state, aimed, self.base, round_number)
+    def _aim(self, aimed: ServerState) -> None:
+        self._next = self._deltas.apply(self.state, aimed, self.base)
 
     def aggregate_masked(
         self,
@@ -210,7 +210,6 @@ class Aggregator:
         read: Callable[[str], MaskedUpdate],
         *,
         target: int,
-        round_number: int,
         sites: Mapping[str, GroupSum] | None = None,
     ) -> Aggregated:
         """Make the next global model of a masked round; `save` makes it the state.
@@ -222,7 +221,7 @@ class Aggregator:
         """
         if self._private is not None:
             mean, privacy = self._private.aggregate_masked(self.state, groups, read, max(1, target))
-            self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public), round_number)
+            self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public))
             return Aggregated(privacy=privacy)
         schema = self._prepared.travelling
         layout = vector_layout(schema, terms)
@@ -242,7 +241,7 @@ class Aggregator:
             return Aggregated(left_out=folded.left_out)
         aimed = apply_strategy(self._prepared.strategy, self.state, folded.mean, self._prepared.public)
         scale = MaskedScale(layout.ranges, terms.clip).after(folded.report)
-        self._aim(replace(aimed, scale=scale), round_number)
+        self._aim(replace(aimed, scale=scale))
         pulled = AggregateResult(folded.mean, pulls=folded.pulls, num_updates=folded.report.devices)
         return Aggregated(
             figures=folded.report,

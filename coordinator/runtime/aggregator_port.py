@@ -53,7 +53,6 @@ class AggregatorPort(Protocol):
         read: Callable[[str], MaskedUpdate],
         *,
         target: int,
-        round_number: int,
         sites: Mapping[str, GroupSum] | None = None,
     ) -> Aggregated:
         """Make the next global model from the sums of masked groups.

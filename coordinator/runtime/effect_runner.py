@@ -132,7 +132,6 @@ class EffectRunner:
                 terms,
                 lambda device: self.updates.read_masked(stored[device], terms),
                 target=target,
-                round_number=effect.round,
                 sites={relay: self.updates.read_site_sum(stored[relay], terms) for relay in effect.sums},
             )
         else:

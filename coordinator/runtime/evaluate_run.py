@@ -16,10 +16,8 @@ from fedpatch.coordinator.runtime.run_opening import read_opening
 from fedpatch.coordinator.runtime.run_places import require_free, watch_state_directory
 from fedpatch.coordinator.setting_conflicts.conflict import conflicts_of
 from fedpatch.coordinator.setting_conflicts.evaluate_rounds import EVALUATE_ROUNDS
-from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import FedpatchError, UsageError
-from fedpatch.shared.tensors.encoding_rules import KEEP
 
 
 def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
@@ -59,7 +57,7 @@ def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
     state_dir = state_dir.absolute()
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)
-        changes = {"broker": broker, "insecure": insecure or None, "encoding": _encoding_to_evaluate(run)}
+        changes = {"broker": broker, "insecure": insecure or None}
         settings = settings_of(run, state_dir, changes, password, password_file)
         if hidden := next(iter(conflicts_of(replace(settings, late="refuse"), EVALUATE_ROUNDS)), None):
             raise UsageError(
@@ -92,10 +90,3 @@ def _require_no_open_work(registry: Registry, run: RunInfo, ports: Ports) -> Non
         # A run that was resumed with fewer rounds, or a lower target, is finished although a round is open.
         more = " with more --rounds or another --target-ua" if finished else ""
         raise UsageError(f"run {run.id} has open work at its devices; `fedpatch resume {run.id}`{more} first")
-
-
-def _encoding_to_evaluate(run: RunInfo) -> str | None:
-    """Return the encoding that replaces one which is now refused with `late = carry`: an evaluation carries no work."""
-    if run.settings.get("late") != "carry" or run.settings.get("encoding") not in KEEP:
-        return None
-    return RunSettings.encoding

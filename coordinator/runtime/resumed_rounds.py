@@ -35,6 +35,7 @@ from fedpatch.coordinator.storage.update_files import drop_round, kept_devices, 
 from fedpatch.shared.app.formatting import duration
 from fedpatch.shared.errors import StateError, StateUnreadable, UpdateRefused, WireError
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING
+from fedpatch.shared.wire.messages import ENCODINGS
 
 Say = Callable[[str], None]
 
@@ -117,8 +118,8 @@ def resume_round(
         now: The present time, by which the spent seconds of the deadline are computed.
 
     Returns:
-        The round with its committed updates; None if no round was open, or it was open with another model, or masked
-        without undamaged terms.
+        The round with its committed updates; None if no round was open, or it was open with another model, in an encoding of
+        an earlier version, or masked without undamaged terms.
     """
     journal = registry.rounds.unfinished(spec.run, now)
     opening = None
@@ -126,7 +127,10 @@ def resume_round(
         masking = registry.rounds.masking(spec.run, journal.round)
         # The terms follow from presences, which a restarted coordinator does not have yet. Without them no device was asked.
         has_terms = spec.secure is None or _has_terms(RoundStart(journal, masking=masking))
-        base = open_base(state, prepared, spec, RoundStart(journal, masking=masking)) if has_terms else None
+        is_known = journal.encoding in ("", *ENCODINGS, *MASKED_ENCODINGS)
+        base = (
+            open_base(state, prepared, spec, RoundStart(journal, masking=masking)) if has_terms and is_known else None
+        )
         if base is not None:
             stored = registry.rounds.committed(spec.run, journal.round, journal.carried)
             kept = _kept_updates(registry, blobs, spec, prepared, base, journal, journal.carried, say)
@@ -137,6 +141,7 @@ def resume_round(
             say(_in_words(opening, policy_of(spec, registry.rounds.records(spec.run))))
         else:
             how = "with another model" if has_terms else "without its masked terms"
+            how = how if is_known else f"in encoding {journal.encoding}, which only earlier versions have"
             say(f"round {journal.round} was open {how}; it starts again")
             registry.rounds.roll_back(spec.run, journal.round - 1)
     needed = {work.round for work in registry.rounds.carried(spec.run).values()}

@@ -7,12 +7,6 @@ from typing import Any, Final
 from fedpatch.coordinator.setting_conflicts.conflict import Conflict
 
 
-def _sends_drawn_values(encoding: str) -> bool:
-    from fedpatch.shared.tensors.encoding_rules import KEEP  # loads numpy
-
-    return encoding in KEEP
-
-
 def _without_carry(name: str) -> Conflict:
     def is_set(settings: Any) -> bool:
         return bool(settings.late != "carry" and getattr(settings, name) != getattr(type(settings), name))
@@ -34,13 +28,6 @@ NO_CARRIED_WORK: Final = tuple(map(_without_carry, ("max_staleness", "staleness_
 """Settings that have no effect in a run without carried work."""
 
 CARRIED_WORK: Final = (
-    Conflict(
-        "encoding",
-        ("late",),
-        lambda s: s.late == "carry" and _sends_drawn_values(s.encoding),
-        "{s.encoding} sends only the values that are drawn for its round. A later round draws others, so a third "
-        "or more of the carried work would be lost; use delta-int8, or late = refuse",
-    ),
     Conflict(
         "late",
         ("secure",),

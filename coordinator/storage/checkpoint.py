@@ -35,6 +35,7 @@ from fedpatch.shared.tensors.packing import pack, unpack
 ENCODING = "fp32"
 """Lossless for every dtype. Compressed values would need a tenth less space and seven times the time."""
 
+_FORMER_RESIDUAL = ":residual"  # end of the names of rounding errors, which only encodings of earlier versions had
 
 MODEL_NPZ = "model.npz"
 
@@ -241,10 +242,11 @@ def _load(blobs: BlobStore, name: str) -> tuple[ServerState, Schema, dict[str, A
         for part in (content["tensors"], content["server"]):
             own = Schema.from_lists(part["schema"])
             parts.append(unpack(part["blob"], encoding=part["encoding"], raw_bytes=part["raw_bytes"], schema=own)[1])
+        server = {tensor: values for tensor, values in parts[1].items() if not tensor.endswith(_FORMER_RESIDUAL)}
         past = {part: tuple(map(float, values)) for part, values in content["references"].items()}
         counted = {str(device): int(number) for device, number in content.get("counted", {}).items()}
         scale, population = _scale_of(content.get("scale")), int(content.get("population", 0))
-        state = ServerState(content["round"], parts[0], parts[1], past, scale, counted, population)
+        state = ServerState(content["round"], parts[0], server, past, scale, counted, population)
         return state, Schema.from_lists(content["schema"]), content["meta"]
     except (
         ValueError,

@@ -19,6 +19,7 @@ from fedpatch.coordinator.blobs.blob_store import BlobStore, Place, blobs_at, re
 from fedpatch.shared.app.files import seal
 from fedpatch.shared.errors import StateError, StoreUnavailable
 from fedpatch.shared.tensors.packing import Packed
+from fedpatch.shared.wire.messages import ENCODINGS
 
 _LINE = b"fedpatch delta 1\n"
 _NAME = re.compile(r"delta-.*\.fp")
@@ -99,10 +100,12 @@ def _name(round_number: int) -> str:
 
 
 def _read(blobs: BlobStore, name: str) -> ServerDelta | None:
-    """Return a delta; None if the run has just deleted it."""
+    """Return a delta; None if the run has just deleted it, or an earlier version wrote it in an encoding of its own."""
     if (content := read_sealed(blobs, name, _LINE, "a step of the global model")) is None:
         return None
     number, base, before, content_digest, encoding, raw_bytes, blob = msgpack.unpackb(content)
     if name != _name(number):
         raise ValueError("of another round")
+    if encoding not in ENCODINGS:
+        return None
     return ServerDelta(number, base, before, content_digest, Packed(blob, raw_bytes, encoding))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fedpatch.coordinator.aggregation.quantised_step import quantised_step, step_seed, without_residuals
+from fedpatch.coordinator.aggregation.quantised_step import quantised_step, step_seed
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.storage.delta_files import ServerDelta, load_steps, save_step
 from fedpatch.shared.tensors.arrays import Schema, values_digest
-from fedpatch.shared.tensors.subset import round_seed
 from fedpatch.shared.wire.messages import MAX_DELTAS, ModelDelta, is_delta
 
 
@@ -36,23 +35,21 @@ class DeltaHistory:
         self._made: ServerDelta | None = None
         self._digest: tuple[ServerState, str] | None = None
 
-    def apply(self, before: ServerState, aimed: ServerState, base: str, round_number: int) -> ServerState:
+    def apply(self, before: ServerState, aimed: ServerState, base: str) -> ServerState:
         """Quantise the step of a round.
 
         Args:
             before: The state before the round.
             aimed: The state that the strategy made.
             base: The version of the model before the round.
-            round_number: Number of the round, failed and evaluate rounds included, by which its devices draw the public subset.
 
         Returns:
             The state after the quantised step; `aimed` itself in a run without a delta encoding.
         """
         if not self._active:
-            return without_residuals(aimed)
+            return aimed
         seed = step_seed(self._spec.seed, aimed.round)
-        drawn = round_seed(self._spec.seed, round_number)
-        state, packed = quantised_step(before, aimed, self._schema, self._spec.encoding, seed, drawn)
+        state, packed = quantised_step(before, aimed, self._schema, self._spec.encoding, seed)
         self._made = ServerDelta(aimed.round, base, self._content(before), self._content(state), packed)
         return state
 

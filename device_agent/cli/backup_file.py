@@ -29,7 +29,6 @@ from fedpatch.device_agent.policy.usage import USAGE_NAME
 from fedpatch.device_agent.state.history import HISTORY_NAME
 from fedpatch.device_agent.state.leader_epoch import LEADER_EPOCH_FILE
 from fedpatch.device_agent.state.offered_bases import OFFERED_BASES_FILE
-from fedpatch.device_agent.state.patch_store import RESIDUAL_SUFFIX
 from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME
 from fedpatch.device_agent.state.revocation_file import REVOCATIONS_FILE
 from fedpatch.device_agent.state.storage_check import PATCHES
@@ -177,7 +176,7 @@ def _files(state_dir: Path) -> Iterator[tuple[Path, os.stat_result]]:
             links = [one for one in folders if (Path(folder) / one).is_symlink()]
             folders[:] = sorted(one for one in folders if not one.startswith("."))
             for file in sorted({*files, *links}):
-                if RESIDUAL_SUFFIX not in file and not file.startswith("."):
+                if not file.startswith("."):
                     path = Path(folder) / file
                     yield path, path.lstat()
 

@@ -162,7 +162,7 @@ def _check_stored(directory: Path, checkup: Checkup, private: str = "") -> None:
     if stored and not found:
         checkup.good(
             "stored",
-            "patches, records, residuals, models trained alone, held model, waiting update and personal models are what was "
+            "patches, records, models trained alone, held model, waiting update and personal models are what was "
             "written",
         )
 

@@ -1,4 +1,4 @@
-"""The files in a device's state directory: patches, residuals, the model held, downloads, the update to send, status.
+"""The files in a device's state directory: patches, the model held, downloads, the update to send, status.
 
 Every write here survives a power cut.
 """

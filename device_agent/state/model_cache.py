@@ -1,6 +1,6 @@
 """The global model of the last round as a file: with it, a device downloads only the deltas to the next version.
 
-It holds public tensors only: no patch, no residual. If it is lost or damaged, the whole model is downloaded, or the deltas
+It holds public tensors only: no patch. If it is lost or damaged, the whole model is downloaded, or the deltas
 from an older one. The training process keeps it in memory and writes it when it ends (`BufferedModelCache`); the agent only
 reads its version, and deletes it.
 """

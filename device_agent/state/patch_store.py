@@ -55,8 +55,6 @@ CONTROLS = "control"
 """Directory of the device's own control variates, below that of the patches, in their format (SCAFFOLD)."""
 MAGIC = b"fedpatch patch 1\n"
 PATCH_SUFFIX = ".patch"
-RESIDUAL_SUFFIX, RESIDUAL_LINE = ".residual", b"fedpatch residual 1\n"
-"""Suffix and first line of the residuals beside the patches (device_agent.state.residual_store), for readers without numpy."""
 RECORD_SUFFIX, RECORD_LINE = ".private", b"fedpatch private 1\n"
 """Suffix and first line of the records of what stayed private (device_agent.policy.private_floor)."""
 _HEADER_FIELDS = {"task": str, "schema": str, "policy": str, "run": str, "round": int}

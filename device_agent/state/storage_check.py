@@ -26,8 +26,6 @@ from fedpatch.device_agent.state.patch_store import (
     PERSONAL,
     RECORD_LINE,
     RECORD_SUFFIX,
-    RESIDUAL_LINE,
-    RESIDUAL_SUFFIX,
     PatchKey,
     key_of_round,
     patch_problem,
@@ -196,12 +194,6 @@ def stored_problems(directory: Path, private: str = "") -> Iterator[tuple[bool, 
     yield from _patch_problems(directory / PATCHES / INDEPENDENT)
     yield from _patch_problems(directory / PATCHES / PERSONAL)
     yield from _patch_problems(directory / PATCHES / CONTROLS)
-    for path in sorted((directory / PATCHES).glob(f"[!.]*{RESIDUAL_SUFFIX}*")):
-        try:
-            unseal(path, RESIDUAL_LINE, path.read_bytes(), "a residual")
-        except (OSError, StateError) as error:
-            remedy = "nothing: what it would make up for is left out once, and the next round writes it again"
-            yield False, str(error), remedy
     held = ModelCache(directory / HELD_DIRECTORY)
     if held.path.exists():
         try:

@@ -32,7 +32,6 @@ from fedpatch.device_agent.state.patch_store import (
     PatchStore,
     key_of_round,
 )
-from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.training.alone_schedule import AloneSchedule
 from fedpatch.device_agent.training.batches import attempt_seed, stream_seed, update_seed
 from fedpatch.device_agent.training.device_data import ReloadingDataset
@@ -49,10 +48,8 @@ from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, require_whole_ties
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, listing
 from fedpatch.shared.tensors.common_update_checks import ExpectedUpdate, read_update
-from fedpatch.shared.tensors.error_feedback import pack_with_feedback
-from fedpatch.shared.tensors.packing import Packed
+from fedpatch.shared.tensors.packing import Packed, pack
 from fedpatch.shared.tensors.patches import PatchPolicy, merge, parse_policy, split
-from fedpatch.shared.tensors.subset import round_seed
 from fedpatch.shared.wire.chunks import describe
 from fedpatch.shared.wire.codec import from_plain
 from fedpatch.shared.wire.field_types import MAX_MEASURE
@@ -87,7 +84,6 @@ class LocalUpdate:
         self._store = store
         self._schedule = AloneSchedule(alone_every)
         self._floor = PrivateFloor(store.directory, trainer.task.name, private)
-        self._residuals = ResidualStore(store.directory)
         self._independent = IndependentModel(trainer, store.directory / INDEPENDENT, device_id)
         self._held = held
         self._device_id = device_id
@@ -127,8 +123,8 @@ class LocalUpdate:
     ) -> tuple[Manifest, UpdateReport] | None:
         """Train, save the patch, and write the update to `command.update_path` (0600).
 
-        The patch, and the residual of the encoding, are saved before the update: an update never exists without them. A
-        repeated round gives the same values, under masks with the same keys only.
+        The patch is saved before the update: an update never exists without it. A repeated round gives the same values, under
+        masks with the same keys only.
 
         Args:
             on_step: Called after each step with the steps done and their total.
@@ -192,7 +188,7 @@ class LocalUpdate:
             return None
         report = self._report(command, shown, alone)
         rounding = attempt_seed(update_seed(plan.seed, self._device_id, before.batches_done), command.attempt)
-        step = _Step(key, public, model, update, rounding)
+        step = _Step(public, model, update, rounding)
         manifest = self._write_update(command, step, report)
         if alone:
             self._independent.keep(alone)
@@ -427,19 +423,8 @@ class LocalUpdate:
     def _write_update(self, command: TrainCommand, step: _Step, report: UpdateReport) -> Manifest:
         if command.secure is not None:
             return self._write_vector(command, command.secure, step, report)
-        of = ResidualOf(command.encoding, step.public.digest, command.key.run, command.key.round)
-        packed, left = pack_with_feedback(
-            step.update,
-            step.public,
-            report.plain,
-            command.encoding,
-            base=step.model,
-            seed=step.seed,
-            residual=self._residuals.load(step.key, of, step.public),
-            subset_seed=round_seed(command.plan.seed, command.key.round),
-        )
+        packed = pack(step.update, step.public, report.plain, command.encoding, base=step.model, seed=step.seed)
         self._require_acceptable(packed, command, step)
-        self._residuals.save(step.key, of, step.public, left, step.seed)
         manifest = packed.manifest(command.chunk_bytes, step.public)
         path = Path(command.update_path)
         with refusals_of(path):
@@ -497,7 +482,6 @@ class LocalUpdate:
 class _Step:
     """The public tensors after training from `model`; `seed` is that of the encoding's rounding."""
 
-    key: PatchKey
     public: Schema
     model: Tensors
     update: Tensors

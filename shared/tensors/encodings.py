@@ -19,7 +19,6 @@ machine.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,11 +27,9 @@ import numpy as np
 
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.tensors.arrays import Array, Tensors, TensorSpec
-from fedpatch.shared.tensors.encoding_rules import BLOCK, KEEP, EncodingRule, rule_of
-from fedpatch.shared.tensors.integer_codes import INT4_TOP, from_codes, from_nibbles, to_codes, to_nibbles
+from fedpatch.shared.tensors.encoding_rules import BLOCK, EncodingRule, rule_of
+from fedpatch.shared.tensors.integer_codes import from_codes, to_codes
 from fedpatch.shared.tensors.levels import from_levels, to_levels
-from fedpatch.shared.tensors.schema import base_name
-from fedpatch.shared.tensors.subset import SEED_BYTES, WAITING_SHARE, subset_of
 
 Rng = np.random.Generator
 
@@ -51,7 +48,6 @@ def from_bf16(data: memoryview) -> Array:
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-NO_SEED = bytes(SEED_BYTES)
 STATISTICS_ERROR = 2.0**-8
 """Greatest relative error of a statistic or a buffer, that of bf16 itself; beyond it the tensor is sent unchanged."""
 
@@ -67,7 +63,7 @@ def greatest(dtype: Any) -> float:
 
 
 def encode_all(
-    tensors: Tensors, base: Tensors, specs: Sequence[TensorSpec], encoding: str, *, rng: Rng, seed: bytes = NO_SEED
+    tensors: Tensors, base: Tensors, specs: Sequence[TensorSpec], encoding: str, *, rng: Rng
 ) -> dict[str, tuple[str, bytes]]:
     """Write all tensors that a delta encoding has rules for and that the rules can write.
 
@@ -77,7 +73,6 @@ def encode_all(
         specs: Entries of the tensors in the schema, in the order in which `rng` is drawn from.
         encoding: A delta encoding.
         rng: Random numbers for rounding.
-        seed: As for `encode`.
 
     Returns:
         The rule's word and the bytes by name. A tensor without an entry must be sent unchanged.
@@ -87,7 +82,7 @@ def encode_all(
         if rule := rule_of(encoding, spec):
             with np.errstate(over="ignore"):
                 values = tensors[spec.name].astype(spec.dtype, copy=False)
-            if (data := encode(values, base[spec.name], spec, rule, rng, seed)) is not None:
+            if (data := encode(values, base[spec.name], spec, rule, rng)) is not None:
                 found[spec.name] = rule.word, data
     return found
 
@@ -117,9 +112,7 @@ def decode_all(
     }
 
 
-def encode(
-    values: Array, base: Array, spec: TensorSpec, rule: EncodingRule, rng: Rng, seed: bytes = NO_SEED
-) -> bytes | None:
+def encode(values: Array, base: Array, spec: TensorSpec, rule: EncodingRule, rng: Rng) -> bytes | None:
     """Write a tensor by a rule.
 
     Args:
@@ -128,7 +121,6 @@ def encode(
         spec: The tensor's entry in the schema.
         rule: `rule_of` this tensor.
         rng: Random numbers for rounding.
-        seed: Seed of the round, SEED_BYTES bytes, which draws the public subset.
 
     Returns:
         The bytes, or None if the rule cannot write these values: then the tensor must be sent unchanged.
@@ -143,11 +135,8 @@ def encode(
         return None
     if spec.never_negative and (flat < 0).any():
         return None
-    if rule.keep == 1:
-        data = _encoded(flat, before, change, rule, rng)
-        return data if spec.trainable or spec.role == "moment" or _keeps_statistics(flat, before, change) else None
-    places = _places(spec, rule, seed)
-    return seed + _encoded(flat[places], before[places], change[places], rule, rng)
+    data = _encoded(flat, before, change, rule, rng)
+    return data if spec.trainable or spec.role == "moment" or _keeps_statistics(flat, before, change) else None
 
 
 def _keeps_statistics(flat: Array, before: Array, change: Array) -> bool:
@@ -166,8 +155,8 @@ def _encoded(flat: Array, before: Array, change: Array, rule: EncodingRule, rng:
             return to_bf16(change)
         case "codes":
             coarse = rule.coarse if change.size > BLOCK else 0
-            scales, codes = to_codes(change, rule.top, rule.block, None if rule.inward else rng, coarse)
-            return scales.astype("<f4").tobytes() + (codes.tobytes() if rule.top > INT4_TOP else to_nibbles(codes))
+            scales, codes = to_codes(change, rule.block, None if rule.inward else rng, coarse)
+            return scales.astype("<f4").tobytes() + codes.tobytes()
         case _:
             top, levels = to_levels(flat, before, rng)
             return struct.pack("<h", top) + levels.tobytes()
@@ -190,27 +179,10 @@ def decode(data: memoryview, base: Array, spec: TensorSpec, rule: EncodingRule) 
     """
     flat = base.reshape(-1).astype(wide(spec.dtype), copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
-        if rule.keep == 1:
-            _check_length(len(data), _bytes_of(rule, flat.size), spec, rule)
-            values = _values(data, flat, spec, rule)
-        else:
-            if len(data) < SEED_BYTES:
-                _check_length(len(data), SEED_BYTES, spec, rule)
-            places = _places(spec, rule, bytes(data[:SEED_BYTES]))
-            _check_length(len(data), SEED_BYTES + _bytes_of(rule, len(places)), spec, rule)
-            values = flat.copy()
-            values[places] = _values(data[SEED_BYTES:], flat[places], spec, rule)
+        if len(data) != (expected := _bytes_of(rule, flat.size)):
+            raise WireError(f"{spec.name}: {len(data)} bytes where {rule.word} takes {expected} for {spec.shape}")
+        values = _values(data, flat, spec, rule)
         return values.reshape(spec.shape).astype(spec.dtype, copy=False)
-
-
-def _places(spec: TensorSpec, rule: EncodingRule, seed: bytes) -> Array:
-    """Return the places of a tensor's public subset; those of a moment are its parameter's."""
-    return subset_of(seed, base_name(spec.name), math.prod(spec.shape), rule.keep)
-
-
-def _check_length(found: int, expected: int, spec: TensorSpec, rule: EncodingRule) -> None:
-    if found != expected:
-        raise WireError(f"{spec.name}: {found} bytes where {rule.word} takes {expected} for {spec.shape}")
 
 
 def _values(data: memoryview, base: Array, spec: TensorSpec, rule: EncodingRule) -> Array:
@@ -223,33 +195,13 @@ def _values(data: memoryview, base: Array, spec: TensorSpec, rule: EncodingRule)
     return values
 
 
-def feedback_share(spec: TensorSpec, encoding: str, seed: bytes) -> Array:
-    """Return the share of each value's error that error feedback adds to the next step.
-
-    Args:
-        spec: A trained tensor.
-        encoding: One of FEEDBACK.
-        seed: Seed of the round, which draws the public subset.
-
-    Returns:
-        1 everywhere; in an encoding of a subset WAITING_SHARE for the values that are left out, and 0 for those that travel.
-        The array has the tensor's shape, in float32.
-    """
-    if encoding not in KEEP:
-        return np.ones(spec.shape, np.float32)
-    rule, found = rule_of(encoding, spec), np.full(math.prod(spec.shape), WAITING_SHARE, np.float32)
-    found[slice(None) if rule is None or rule.keep == 1 else _places(spec, rule, seed)] = 0
-    return found.reshape(spec.shape)
-
-
 def _decoded(data: memoryview, base: Array, rule: EncodingRule) -> Array:
     if rule.kind == "bf16":
         return from_bf16(data)
     if rule.kind == "codes":
-        begin = len(data) - _code_bytes(rule, base.size)
-        scales, codes = np.frombuffer(data[:begin], "<f4"), data[begin:]
-        integers = np.frombuffer(codes, np.int8) if rule.top > INT4_TOP else from_nibbles(codes, base.size)
-        return from_codes(scales, integers, rule.block, base.dtype)
+        begin = len(data) - base.size
+        scales, codes = np.frombuffer(data[:begin], "<f4"), np.frombuffer(data[begin:], np.int8)
+        return from_codes(scales, codes, rule.block, base.dtype)
     return from_levels(struct.unpack("<h", data[:2])[0], np.frombuffer(data[2:], np.uint8), base, base.dtype)
 
 
@@ -259,11 +211,7 @@ def _bytes_of(rule: EncodingRule, size: int) -> int:
     if rule.kind == "levels":
         return 2 + size
     blocks = -(-size // rule.block) if rule.block else min(size, 1)
-    return 4 * blocks + _code_bytes(rule, size)
-
-
-def _code_bytes(rule: EncodingRule, size: int) -> int:
-    return size if rule.top > INT4_TOP else -(-size // 2)
+    return 4 * blocks + size
 
 
 def _within(values: Array, limit: float) -> bool:

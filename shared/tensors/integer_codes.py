@@ -1,4 +1,4 @@
-"""Values as integers of 8 or 4 bits times a scale for each block."""
+"""Values as integers of 8 bits times a scale for each block."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import numpy as np
 
 from fedpatch.shared.tensors.arrays import Array
 
-INT8_TOP = 127
-INT4_TOP = 7
+TOP = 127
+"""Greatest code."""
+
 # Relative error of a division that rounding towards zero must tolerate.
 _WHOLE = 1e-6
 
 
-def to_codes(
-    values: Array, top: int, block: int, rng: np.random.Generator | None, coarse: float = 0.0
-) -> tuple[Array, Array]:
+def to_codes(values: Array, block: int, rng: np.random.Generator | None, coarse: float = 0.0) -> tuple[Array, Array]:
     """Quantise values to integers times a scale for each block.
 
     A scale is as small as the greatest value of its block allows, but at least `coarse` times the block's root mean square.
@@ -25,30 +24,29 @@ def to_codes(
 
     Args:
         values: Finite values of shape (n,), in magnitude at most `greatest`.
-        top: Greatest code, at most 127.
         block: Values in a block; 0: all values are one block.
         rng: Random numbers for unbiased rounding: the expected value of `scale * code` is the value. None: round towards zero.
         coarse: Lower bound of a scale, in units of the root mean square of its block.
 
     Returns:
-        Scales (float32, one per block), and codes (int8, shape (n,), from -top to top).
+        Scales (float32, one per block), and codes (int8, shape (n,), from -TOP to TOP).
     """
     blocks = _in_blocks(values, block)
     highest = np.abs(blocks).max(axis=1).astype(np.float64)
     if coarse:
         count = np.minimum(values.size - np.arange(len(blocks)) * blocks.shape[1], blocks.shape[1])
         square = np.einsum("ij,ij->i", blocks, blocks, dtype=np.float64)
-        highest = np.maximum(highest, top * coarse * np.sqrt(square / count))
-    scales = (highest / top).astype(np.float32)
+        highest = np.maximum(highest, TOP * coarse * np.sqrt(square / count))
+    scales = (highest / TOP).astype(np.float32)
     # A scale that was rounded down would clip the greatest value.
-    scales = np.where(scales * np.float64(top) < highest, np.nextafter(scales, np.float32(np.inf)), scales)
+    scales = np.where(scales * np.float64(TOP) < highest, np.nextafter(scales, np.float32(np.inf)), scales)
     steps = blocks / np.where(scales, scales, 1)[:, None].astype(blocks.dtype)
     if rng is None:
         steps *= 1 + _WHOLE  # the greatest value is a whole number of steps, which the division may have missed
     else:
         steps += rng.random(steps.shape, np.float32)
         np.floor(steps, out=steps)
-    codes = np.minimum(steps, top).astype(np.int8)  # towards zero; the sum of 127 and almost 1 is rounded to 128
+    codes = np.minimum(steps, TOP).astype(np.int8)  # towards zero; the sum of 127 and almost 1 is rounded to 128
     return scales, codes.reshape(-1)[: values.size]
 
 
@@ -74,21 +72,3 @@ def _in_blocks(values: Array, block: int) -> Array:
     if not block:
         return values.reshape(1, -1) if values.size else values.reshape(0, 1)
     return np.pad(values, (0, -values.size % block)).reshape(-1, block)
-
-
-def to_nibbles(codes: Array) -> bytes:
-    """Return two codes (-8 to 7) per byte, the first in the lower half."""
-    halves = codes.view(np.uint8) & 15
-    if len(halves) % 2:
-        halves = np.append(halves, np.uint8(0))
-    return (halves[0::2] | (halves[1::2] << 4)).tobytes()
-
-
-def from_nibbles(data: memoryview, size: int) -> Array:
-    """Return `size` codes (int8) from half as many bytes."""
-    packed = np.frombuffer(data, np.int8)
-    codes = np.empty(2 * len(packed), np.int8)
-    np.left_shift(packed, 4, out=codes[0::2])
-    codes[0::2] >>= 4
-    np.right_shift(packed, 4, out=codes[1::2])
-    return codes[:size]

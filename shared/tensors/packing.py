@@ -34,7 +34,7 @@ from fedpatch.shared.tensors.arrays import (
     listing,
     little_endian,
 )
-from fedpatch.shared.tensors.encodings import NO_SEED, decode_all, encode_all
+from fedpatch.shared.tensors.encodings import decode_all, encode_all
 from fedpatch.shared.wire.chunks import describe
 from fedpatch.shared.wire.messages import ENCODINGS, Manifest, is_delta
 
@@ -157,7 +157,6 @@ def pack(
     *,
     base: Tensors | None = None,
     seed: int = 0,
-    subset_seed: bytes = NO_SEED,
 ) -> Packed:
     """Pack exactly the tensors of `schema`. Equal arguments give equal bytes.
 
@@ -168,7 +167,6 @@ def pack(
         encoding: One of ENCODINGS.
         base: Tensors that a delta encoding subtracts: at least those of `schema`.
         seed: Seed of a delta encoding's random rounding.
-        subset_seed: Seed of the round (shared.tensors.subset.round_seed), for an encoding of a public subset.
 
     Returns:
         The blob.
@@ -192,7 +190,7 @@ def pack(
     delta = is_delta(encoding)
     if delta and (fault := _fault_of(base, schema)):
         raise ValueError(f"{encoding} needs the tensors that both sides hold as `base`, but {fault}")
-    forms = _forms(tensors, schema, encoding, base if delta else None, seed, subset_seed)
+    forms = _forms(tensors, schema, encoding, base if delta else None, seed)
     _require_readable(dict(meta))
     entries = [(spec.name, form, spec.shape, data) for spec, (form, data) in zip(schema.specs, forms, strict=True)]
     raw = msgpack.packb({"meta": dict(meta), "tensors": entries})
@@ -247,26 +245,6 @@ def unpack(
     return meta, tensors
 
 
-def decoded_as(tensors: Tensors, schema: Schema, encoding: str, *, base: Tensors, seed: int = 0) -> dict[str, Array]:
-    """Return the tensors that `unpack` returns after `pack` with the same arguments, without making the blob.
-
-    Args:
-        tensors: As for `pack`, with the shapes and dtypes of `schema`.
-        encoding: A delta encoding.
-
-    Example:
-        >>> from fedpatch.shared.tensors.arrays import Schema, TensorSpec
-        >>> schema = Schema((TensorSpec("fc.bias", (2,), "float32", "weight"),))
-        >>> zeros, values = {"fc.bias": np.zeros(2, np.float32)}, {"fc.bias": np.array([1, -1], np.float32)}
-        >>> decoded_as(values, schema, "delta-int4", base=zeros)["fc.bias"].tolist()
-        [1.0, -1.0]
-    """
-    forms = _forms(tensors, schema, encoding, base, seed, NO_SEED)
-    specs = {spec.name: spec for spec in schema.specs}
-    entries = {name: (form, memoryview(data)) for name, (form, data) in zip(specs, forms, strict=True)}
-    return _arrays(entries, specs, encoding, base)
-
-
 def max_raw_bytes(schema: Schema) -> int:
     """Return the most bytes that tensors of `schema` and their metadata take before compression."""
     return schema.nbytes + MAX_HEADER_BYTES * (len(schema) + 1) + MAX_META_BYTES
@@ -295,14 +273,12 @@ def _fault_of(base: Tensors | None, schema: Schema) -> str:
     return f"{listing(unfit)} of the base absent or of another shape" if unfit else ""
 
 
-def _forms(
-    tensors: Tensors, schema: Schema, encoding: str, base: Tensors | None, seed: int, subset_seed: bytes
-) -> list[tuple[str, bytes]]:
+def _forms(tensors: Tensors, schema: Schema, encoding: str, base: Tensors | None, seed: int) -> list[tuple[str, bytes]]:
     """Return the form and the bytes of each tensor of `schema`, in its order; `base` is None unless for a delta encoding."""
     for spec in schema.specs:
         _check_castable(tensors[spec.name], spec)
     rng = np.random.default_rng(seed)
-    written = {} if base is None else encode_all(tensors, base, schema.specs, encoding, rng=rng, seed=subset_seed)
+    written = {} if base is None else encode_all(tensors, base, schema.specs, encoding, rng=rng)
     whole = {
         spec.name: _values(tensors[spec.name], spec, half=encoding.startswith("fp16"))
         for spec in schema.specs

@@ -53,9 +53,6 @@ ENCODINGS = (
     "fp16",
     "delta-bf16",
     "delta-int8",
-    "delta-int4",
-    "delta-int8-half",
-    "delta-int8-quarter",
 )
 MAX_PATH = 8
 MAX_CHUNKS = 65_536

@@ -1,6 +1,6 @@
 """The simulated network, down and up: encodes and decodes the tensors that travel, and counts their bytes.
 
-Up: each client's update as a device would send it, encoded and decoded again; the rounding error is kept for its next update.
+Up: each client's update as a device would send it, encoded and decoded again.
 
 Down: the global model as clients read it, and the bytes of each client's download.
 
@@ -20,38 +20,24 @@ import torch
 from fedpatch.coordinator.aggregation.quantised_step import quantised_step, step_seed
 from fedpatch.coordinator.aggregation.server_state import ServerState, zeros
 from fedpatch.coordinator.rounds.encoding_for_device import EVERYWHERE, whole_model_encoding
-from fedpatch.device_agent.state.residual_store import as_kept
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
-from fedpatch.shared.tensors.encoding_rules import FEEDBACK
-from fedpatch.shared.tensors.error_feedback import residual_name, step_with_feedback
 from fedpatch.shared.tensors.packing import pack, unpack
-from fedpatch.shared.tensors.subset import round_seed
 from fedpatch.shared.wire.messages import MAX_DELTAS, UpdateReport, is_delta
 from fedpatch.simulator.clients.masked_uplink import MaskedUplink
-from fedpatch.simulator.clients.patches import check_blocks, shared_zeros
+from fedpatch.simulator.clients.patches import shared_zeros
 from fedpatch.simulator.spec.study import EXACT, Study, client_id
 
 
 class Uplink:
-    """State of all clients from their earlier updates: `residuals[name]` has shape (clients, ...), `sizes` is in bytes.
+    """The bytes of each client's last update, in `sizes`, which worker processes share; 0 for none yet."""
 
-    Both are in memory that worker processes share; a page that is never written takes none. A client that has sent nothing
-    yet has a size of 0.
-    """
-
-    def __init__(self, encoding: str, travelling: Schema, clients: int, seed: int) -> None:
-        self.encoding, self.travelling, self._seed = encoding, travelling, seed
-        self.round = shared_zeros((1,), torch.int64)
-        trained = [spec for spec in travelling.specs if spec.trainable and encoding in FEEDBACK]
-        self.residuals = {
-            residual_name(spec.name): shared_zeros((clients, *spec.shape), getattr(torch, spec.dtype))
-            for spec in trained
-        }
+    def __init__(self, encoding: str, travelling: Schema, clients: int) -> None:
+        self.encoding, self.travelling = encoding, travelling
         self.sizes = shared_zeros((clients,), torch.int64)
 
     def send(self, client: int, tensors: Tensors, base: Tensors, report: UpdateReport, seed: int) -> dict[str, Array]:
-        """Encode and decode a client's update; keep its residual and its size.
+        """Encode and decode a client's update; keep its size.
 
         Args:
             client: Number of the client.
@@ -62,32 +48,15 @@ class Uplink:
         Returns:
             The tensors as the coordinator reads them.
         """
-        residual = {name: block[client].numpy() for name, block in self.residuals.items()}
-        step = step_with_feedback(
-            tensors,
-            self.travelling,
-            asdict(report),
-            self.encoding,
-            base=base,
-            seed=seed,
-            residual=residual,
-            subset_seed=round_seed(self._seed, int(self.round[0])),
-        )
-        if step.residual:
-            for name, values in as_kept(step.residual, self.travelling, seed).items():
-                residual[name][...] = values
-        self.sizes[client] = len(step.packed.blob)
-        return step.tensors
+        packed = pack(tensors, self.travelling, asdict(report), self.encoding, base=base, seed=seed)
+        self.sizes[client] = len(packed.blob)
+        return unpack(
+            packed.blob, encoding=self.encoding, raw_bytes=packed.raw_bytes, schema=self.travelling, base=base
+        )[1]
 
     def bytes_of(self, clients: Sequence[int]) -> int:
         """Return the total bytes of the last updates of these clients."""
         return int(self.sizes[list(clients)].sum())
-
-    def restore(self, residuals: Tensors) -> None:
-        """Resume from earlier residuals. Raises SchemaMismatch unless they fit this model and number of clients."""
-        check_blocks("residuals", self.residuals, residuals)
-        for name, block in self.residuals.items():
-            block.copy_(torch.from_numpy(residuals[name]))
 
 
 def report_of(client: int, num_examples: int, steps: int, loss: float) -> UpdateReport:
@@ -111,9 +80,7 @@ class Downlink:
         if not is_delta(self._encoding):
             return after
         seed = step_seed(self._seed, after.round)
-        followed, packed = quantised_step(
-            before, after, self._schema, self._encoding, seed, round_seed(self._seed, after.round)
-        )
+        followed, packed = quantised_step(before, after, self._schema, self._encoding, seed)
         self._steps = [*self._steps, len(packed.blob)][-MAX_DELTAS:]
         return followed
 
@@ -168,7 +135,7 @@ class SimulatedTransport:
         self._down = Downlink(study.encoding, travelling, study.clients, study.seed) if some else None
         # Exact updates need no packing: all have the same length.
         self.uplink = (
-            Uplink(study.encoding, travelling, study.clients, study.seed)
+            Uplink(study.encoding, travelling, study.clients)
             if some and study.encoding != EXACT and not masked
             else None
         )
@@ -181,8 +148,6 @@ class SimulatedTransport:
 
     def read(self, state: ServerState) -> dict[str, Array]:
         """Tensors of the global model as clients read them."""
-        if self.uplink:
-            self.uplink.round[0] = state.round + 1
         return self._down.read(state) if self._down else state.tensors
 
     def bytes_down(self, clients: Sequence[int]) -> int:
@@ -196,24 +161,13 @@ class SimulatedTransport:
         return self.uplink.bytes_of(clients) if self.uplink else self._exact_bytes * len(clients)
 
     def state(self) -> dict[str, Any]:
-        """Return plain data to resume from, without the residuals."""
+        """Return plain data to resume from."""
         masked = {"masked": self.masked.state()} if self.masked else {}
         return {**self._down.state(), **masked} if self._down else {}
 
-    def residuals(self) -> dict[str, Array]:
-        """Residuals of every client's updates, clients first; later rounds change them in place."""
-        up = self.uplink
-        return {name: block.numpy() for name, block in up.residuals.items()} if up else {}
-
-    def restore(self, before: Mapping[str, Any], residuals: Tensors) -> None:
-        """Resume from `state` and `residuals`. Raises UsageError or SchemaMismatch if they do not fit."""
+    def restore(self, before: Mapping[str, Any]) -> None:
+        """Resume from `state`. Raises UsageError if it does not fit."""
         if self._down:
             self._down.restore(before)
         if self.masked:
             self.masked.restore(before.get("masked", {}))
-        if self.uplink:
-            self.uplink.restore(residuals)
-        elif residuals:
-            raise UsageError(
-                "what was saved has residuals, which this encoding leaves none of; delete it to begin anew"
-            )

@@ -23,15 +23,14 @@ STATE_FILE = "state.npz"
 class Saved:
     """State of a simulation: the server's state, every client's patch (clients first), batches taken, and the curve.
 
-    `residuals` are the encoding errors of every client's updates (clients first), `versions` the model that each client
-    holds, `frozen` the digest of the task's frozen values, `pulls` what bounds and rule removed of every client's updates.
+    `versions` is the model that each client holds, `frozen` the digest of the task's frozen values, `pulls` what bounds and
+    rule removed of every client's updates.
     """
 
     server: ServerState
     patches: dict[str, Array]
     batches: list[int]
     points: tuple[Point, ...]
-    residuals: dict[str, Array] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     frozen: str = ""
     pulls: list[float] = field(default_factory=list)
@@ -42,7 +41,6 @@ def save(folder: Path, study: Study, saved: Saved) -> None:
     arrays = {f"model/{name}": array for name, array in saved.server.tensors.items()}
     arrays |= {f"server/{name}": array for name, array in saved.server.server.items()}
     arrays |= {f"patch/{name}": array for name, array in saved.patches.items()}
-    arrays |= {f"residual/{name}": array for name, array in saved.residuals.items()}
     meta = {
         "study": study.to_dict(),
         "round": saved.server.round,
@@ -77,7 +75,7 @@ def load(folder: Path, study: Study) -> Saved | None:
             meta = json.loads(file["meta"].tobytes())
             if {*meta["tensors"], "meta"} != set(file.files):  # the list of names in an archive has no checksum
                 raise ValueError("tensors are missing")
-            parts: dict[str, dict[str, Array]] = {"model": {}, "server": {}, "patch": {}, "residual": {}}
+            parts: dict[str, dict[str, Array]] = {"model": {}, "server": {}, "patch": {}}
             for name in file.files:
                 kind, _, tensor = name.partition("/")
                 if tensor:
@@ -88,7 +86,7 @@ def load(folder: Path, study: Study) -> Saved | None:
         server = ServerState(meta["round"], parts["model"], parts["server"], past, counted=meta.get("counted", {}))
         versions = meta.get("versions", {})
         frozen, pulls = meta.get("frozen", ""), meta.get("pulls", [])
-        saved = Saved(server, parts["patch"], meta["batches"], points, parts["residual"], versions, frozen, pulls)
+        saved = Saved(server, parts["patch"], meta["batches"], points, versions, frozen, pulls)
     except Exception as error:  # a damaged archive can raise any exception
         raise UsageError(f"{path} cannot be read ({error}); delete it to begin this simulation anew") from error
     if begun != study:

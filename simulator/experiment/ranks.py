@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 -m fedpatch simulate --task digits --clients 100
 
 Each rank runs the whole simulation. Only training and measuring are divided: a rank has consecutive chunks of
-`simulator.learners.cohort_training`. Then the ranks exchange losses, patches and residuals, and each rank in turn adds the sums
+`simulator.learners.cohort_training`. Then the ranks exchange losses and patches, and each rank in turn adds the sums
 of its chunks to the total of the ranks before it. So the sums are added in the order of the chunks: any number of ranks gives
 the bits of one process, and the network carries one vector per rank. The model and the decision to stop come from rank 0,
 because another processor may round the same sum to other bits.
@@ -130,7 +130,7 @@ class RankedCohort:
 
     Args:
         learner: This rank's learner.
-        context: The context of the learner, whose patches and residuals the ranks exchange.
+        context: The context of the learner, whose patches the ranks exchange.
         ranks: The group.
     """
 
@@ -139,7 +139,7 @@ class RankedCohort:
         self._ranks, self._folder = ranks, context.spool
         self._by_client = list(context.patches.values.values())
         if context.uplink is not None:
-            self._by_client += [*context.uplink.residuals.values(), context.uplink.sizes]
+            self._by_client.append(context.uplink.sizes)
 
     def begin(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the global model of the round from rank 0."""
@@ -202,7 +202,7 @@ class RankedCohort:
         return total
 
     def _exchange_clients(self, clients: Sequence[int], source: int) -> None:
-        """Take patches, residuals and files of these clients from the rank that trained them."""
+        """Take patches, sizes of updates and files of these clients from the rank that trained them."""
         if not clients:
             return
         for block in self._by_client:

@@ -30,7 +30,6 @@ from fedpatch.coordinator.aggregation.limit_syntax import (
     parse_norm_bound,
 )
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, check_public
-from fedpatch.coordinator.aggregation.quantised_step import without_residuals
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.strategy import Strategy
 from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy, begin_strategy
@@ -317,9 +316,9 @@ class Simulation:
     def state(self) -> Saved:
         """Return the state to resume from."""
         patches = {name: block.numpy() for name, block in self.patches.values.items()}
-        sent, held = self._wire.residuals(), self._wire.state()
+        held = self._wire.state()
         pulls = list(self.pulls.values())
-        return Saved(self.server, patches, self._batches, tuple(self.points), sent, held, self._frozen, pulls)
+        return Saved(self.server, patches, self._batches, tuple(self.points), held, self._frozen, pulls)
 
     def restore(self, before: Saved) -> None:
         """Resume from `before`. Raises UsageError if the task's model has changed since."""
@@ -333,9 +332,9 @@ class Simulation:
     def _check_model(self, before: Saved) -> None:
         try:
             self.strategy.travelling(self.public).check(before.server.tensors)
-            self.strategy.optimizer_schema(self.public).check(without_residuals(before.server).server)
+            self.strategy.optimizer_schema(self.public).check(before.server.server)
             check_blocks("patches", self.patches.values, before.patches)
-            self._wire.restore(before.versions, before.residuals)
+            self._wire.restore(before.versions)
             if before.frozen != self._frozen:
                 raise SchemaMismatch("its frozen values differ")
         except SchemaMismatch as error:

@@ -83,9 +83,9 @@ STEP_ATTACKS = (
     _row("no scale", "nothing where a scale belongs", RefuseReason.DAMAGED, _step(WEIGHT, lambda form: (form[0], b""))),
     _row(
         "another encoding's rule",
-        "four bits a value where eight were agreed on",
+        "two bytes a value where one was agreed on",
         RefuseReason.SCHEMA_MISMATCH,
-        _step(WEIGHT, lambda form: ("delta-int4", form[1])),
+        _step(WEIGHT, lambda form: ("delta-bf16", form[1])),
     ),
     _row(
         "a rule that is none",

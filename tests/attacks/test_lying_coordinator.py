@@ -328,7 +328,7 @@ def test_second_round_from_one_base_gets_no_update_in_any_round_run_or_group(lia
 
 @pytest.mark.slow
 def test_sum_after_a_round_of_tiny_ranges_holds_nothing_of_its_steps(liar):
-    """A residual of the encoding would be in the next sum, whose model has no gradients of its own."""
+    """A rounding error that a device kept would be in the next sum, whose model has no gradients of its own."""
     count = len(begun(liar, "count").layout.specs)
     begun(liar, "tiny", terms={"grid": write_grid((1e-9,) * count)}).play().end()
     still = begun(liar, "still", plan={"learning_rate": 1e-9}).play().end()

@@ -49,8 +49,6 @@ def test_carry_works_with_each_strategy(strategy):
         ({"secure": "groups"}, "masked group"),
         ({"dp": "central", "noise_multiplier": 1.0, "dp_clip": 1.0, "strategy": "fedavg"}, "account of dp"),
         ({"aggregate": "centred"}, "began with the same model"),
-        ({"encoding": "delta-int8-half"}, "drawn for its round"),
-        ({"encoding": "delta-int8-quarter"}, "use delta-int8"),
         ({"quorum_updates": 10, "concurrency": 5}, "no round would end"),
         ({"min_cohort": 10, "concurrency": 5}, "less than min_cohort = 10"),
         ({"max_staleness": 17}, "above 16"),

@@ -3,7 +3,7 @@
     python -m tests.faults.training_memory --rounds 3000 --out results/robustness/training-memory.json
 
 A real training process trains the task `digits` on a tenth of the digits, five steps a round, from a global model that changes
-with each round, and keeps its patch, its residuals and, with `--models`, a personal model. Samples are read from the kernel,
+with each round, and keeps its patch and, with `--models`, a personal model. Samples are read from the kernel,
 `--every` rounds apart. The fit is that of the soak (tests.faults.slopes).
 """
 

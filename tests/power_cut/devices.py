@@ -20,7 +20,6 @@ from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.usage import Usage, UsageFile
 from fedpatch.device_agent.state.model_cache import HELD_DIRECTORY, ModelCache
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
-from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.state.status_file import lock_state_dir
 from fedpatch.device_agent.state.update_spool import UpdateSpool
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
@@ -39,7 +38,7 @@ from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import requested
 from tests.device_agent.toy_tasks import TOY, random_data
 
-ENCODING = "delta-int4"  # leaves out most bits, so that there is a residual
+ENCODING = "delta-int8"
 CHUNK_BYTES = 512
 
 
@@ -59,11 +58,9 @@ def digest_of(values: Tensors) -> str:
 
 
 def kept(state: Path, round_number: int) -> dict[str, str]:
-    """Patch and residual after round `round_number`, as the next round loads them."""
+    """Patch after round `round_number`, as the next round loads it."""
     patch = PatchStore(state / "patches").load(patch_key(), RUN, round_number + 1)
-    of = ResidualOf(ENCODING, scene().public.digest, RUN, round_number + 1)
-    residual = ResidualStore(state / "patches").load(patch_key(), of, scene().public)
-    return {"patch": digest_of(patch.values), "batches": str(patch.batches_done), "residual": digest_of(residual)}
+    return {"patch": digest_of(patch.values), "batches": str(patch.batches_done)}
 
 
 def _limits(state: Path) -> OwnerLimits:

@@ -25,7 +25,7 @@ from tests.power_cut.devices import kept, spooled
 from tests.power_cut.disk import Image, Output, Record
 from tests.power_cut.stories import FLEET, TERMS, MarkedBench, outcome, unmarked
 
-_SEALED = (".fp", ".patch", ".residual", ".previous", ".model")
+_SEALED = (".fp", ".patch", ".previous", ".model")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 Mark = dict[str, Any]
@@ -106,7 +106,7 @@ def coordinator_keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:
 
 
 def device_keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:
-    """An update that was offered waits until it is settled, with the patch and the residual that belong to it."""
+    """An update that was offered waits until it is settled, with the patch that belongs to it."""
     offered = [one for one in marks if one["what"] == "offered"]
     settled = {one["round"] for one in marks if one["what"] == "settled"}
     for one in offered:

@@ -101,7 +101,7 @@ def coordinate(state: Path, mark: Mark, encoding: str = "fp32+zstd") -> None:
 
 
 def coordinate_by_differences(state: Path, mark: Mark) -> None:
-    coordinate(state, mark, "delta-int4")
+    coordinate(state, mark, "delta-bf16")
 
 
 def attend(state: Path, mark: Mark) -> None:

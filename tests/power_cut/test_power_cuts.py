@@ -46,7 +46,7 @@ def record_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Recor
 
 @pytest.mark.slow
 def test_device_keeps_its_acknowledged_state_after_any_power_cut(record_of, disks):
-    """Its update, patch, residual, personal model and daily usage, for a power cut at any moment of three rounds.
+    """Its update, patch, personal model and daily usage, for a power cut at any moment of three rounds.
 
     Quick runs test a third of the disks.
     """

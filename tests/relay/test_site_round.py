@@ -209,7 +209,7 @@ def test_site_sends_the_sum_of_a_whole_group_and_nothing_of_fewer_devices(comman
     )
     layout = VectorLayout(public, terms)
     groups, updates = played_groups(devices, layout)
-    made = aggregator.aggregate_masked(groups, terms, updates.__getitem__, target=devices, round_number=1)
+    made = aggregator.aggregate_masked(groups, terms, updates.__getitem__, target=devices)
     assert (made.figures is not None, len(made.left_out)) == (sent, 0 if sent else devices)
     if not sent:
         assert "so nothing is sent" in lines[0]
@@ -298,7 +298,7 @@ def test_plan_with_phases_is_passed_on():
     assert unsupported(request(plan=replace(PLAN, phases=(TrainPhase("public"),)))) == ""
 
 
-def test_relay_lists_no_feature_that_it_declines_and_no_encoding_with_a_residual():
+def test_relay_lists_no_feature_that_it_declines_and_no_encoding_of_differences():
     assert set(FEATURES) - {SUMS_FEATURE} < set(DEVICE_FEATURES)
     assert not {"dp", "dp-masked", "independent", CONTROL} & set(FEATURES)
     assert not any(map(is_delta, ENCODINGS))

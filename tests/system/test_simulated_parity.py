@@ -19,7 +19,6 @@ from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchS
 from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import Tensors
-from fedpatch.shared.tensors.encoding_rules import FEEDBACK
 from fedpatch.simulator.clients.population import load_population
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import Simulation, one_thread
@@ -127,16 +126,12 @@ def test_a_simulation_is_the_deployed_system_without_the_network(fleet, tmp_path
             assert_close(simulation.patches.of(client), kept.values)
 
 
-@pytest.mark.parametrize(
-    "encoding",
-    ["delta-int8", *(pytest.param(one, marks=pytest.mark.slow) for one in ("delta-int4", "delta-int8-quarter"))],
-)
-def test_a_simulation_rounds_as_the_deployed_system_does(fleet, tmp_path, encoding):
-    """With coarse steps in both directions, the server's model, moments and residuals are the same, and so is the curve.
+def test_a_simulation_rounds_as_the_deployed_system_does(fleet, tmp_path):
+    """With coarse steps in both directions, the server's model and moments are the same, and so is the curve.
 
     The simulation trains with the device's own code, since weights that differ in the last digit may be rounded differently.
     """
-    study = study_of("fedavg-adam", "affine", encoding)
+    study = study_of("fedavg-adam", "affine", "delta-int8")
     summary, state = deployed(fleet, study, tmp_path)
     simulation = simulated(study, lambda task, context: encoded(OneByOneLearner(task, context), context))
     assert [one.user_accuracy for one in summary.rounds] == pytest.approx(
@@ -144,4 +139,3 @@ def test_a_simulation_rounds_as_the_deployed_system_does(fleet, tmp_path, encodi
     )
     assert_close(simulation.server.tensors, state.tensors)
     assert_close(simulation.server.server, state.server)
-    assert any(name.endswith(":residual") for name in state.server) == (encoding in FEEDBACK)

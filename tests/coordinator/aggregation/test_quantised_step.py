@@ -1,27 +1,21 @@
-"""The quantised step of the server: coordinator and devices hold the same bits, and the residual keeps the rounding error."""
+"""The quantised step of the server: coordinator and devices hold the same bits."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.quantised_step import quantised_step, step_seed, without_residuals
+from fedpatch.coordinator.aggregation.quantised_step import quantised_step, step_seed
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.strategy import Strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.find_strategy import STRATEGIES
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec, moment_name, values_digest
-from fedpatch.shared.tensors.encoding_rules import FEEDBACK
-from fedpatch.shared.tensors.error_feedback import pack_with_feedback, residual_name
 from fedpatch.shared.tensors.moment_bounds import check_moments
 from fedpatch.shared.tensors.packing import Packed, pack, unpack
-from fedpatch.shared.tensors.subset import round_seed
 from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 
 SCHEMA = Schema(
@@ -80,17 +74,6 @@ def test_state_equals_what_a_device_decodes(strategy, encoding, seed):
     assert (after.round, packed.encoding) == (aimed.round, encoding)
 
 
-@given(strategy=some_strategy, seed=st.integers(0, 2**20))
-@settings(deadline=None)
-def test_residual_keeps_what_the_step_left_out(strategy, seed):
-    states = played(strategy, "delta-int4", seed)
-    for (_, before), (aimed, after) in pairwise(states):
-        for name in TRAINED:
-            left_before = before.server.get(residual_name(name), np.float32(0))
-            intended = aimed.tensors[name] + left_before
-            np.testing.assert_array_equal(intended - after.tensors[name], after.server[residual_name(name)])
-
-
 @given(strategy=some_strategy, encoding=st.sampled_from(DELTAS), seed=st.integers(0, 2**20))
 @settings(deadline=None)
 def test_state_of_the_strategy_is_not_quantised(strategy, encoding, seed):
@@ -99,8 +82,7 @@ def test_state_of_the_strategy_is_not_quantised(strategy, encoding, seed):
         assert values_digest({name: after.server[name] for name in own.names}, own) == values_digest(
             {name: aimed.server[name] for name in own.names}, own
         )
-        left = {residual_name(name) for name in TRAINED} if encoding in FEEDBACK else set()
-        assert after.server.keys() - set(own.names) == left
+        assert after.server.keys() == set(own.names)
 
 
 GOALS = {
@@ -115,31 +97,18 @@ GOALS = {
 @pytest.mark.parametrize("goals", sorted(GOALS))
 @pytest.mark.parametrize("encoding", DELTAS)
 def test_error_of_rounding_never_grows(encoding, goals, devices):
-    """A few devices train to their own optimum in each round, however large the rounding error of a round is.
-
-    A full residual would correct this error a second time, and with coarse random rounding it would grow without bound.
-    """
+    """A few devices train to their own optimum in each round, however large the rounding error of a round is."""
     strategy, rng = STRATEGIES.own["fedavg"](), np.random.default_rng(7)
     own = [{**drawn(SCHEMA, 2), "fc.weight": GOALS[goals](rng, (30, 40)).astype(np.float32)} for _ in range(devices)]
     wanted = np.mean([one["fc.weight"] for one in own], axis=0)
     state = began(strategy, 1)
-    left: list[dict[str, np.ndarray]] = [{} for _ in own]
     for number in range(1, 121):
         mean = WeightedMean(SCHEMA)
         for device, goal in enumerate(own):
-            packed, left[device] = pack_with_feedback(
-                goal,
-                SCHEMA,
-                {},
-                encoding,
-                base=state.tensors,
-                seed=1000 * number + device,
-                residual=left[device],
-                subset_seed=round_seed(3, number),
-            )
+            packed = pack(goal, SCHEMA, {}, encoding, base=state.tensors, seed=1000 * number + device)
             mean.add(decoded(packed, state), 10)
         aimed = strategy.finish(state, mean.result(), SCHEMA)
-        state = quantised_step(state, aimed, SCHEMA, encoding, step_seed(3, number), round_seed(3, number))[0]
+        state = quantised_step(state, aimed, SCHEMA, encoding, step_seed(3, number))[0]
     missed = np.sqrt(np.mean((state.tensors["fc.weight"] - wanted) ** 2))
     # One device reaches its optimum. Several devices differ in every round, and their updates are rounded each time.
     spread = np.sqrt(np.mean([(one["fc.weight"] - wanted) ** 2 for one in own]))
@@ -151,7 +120,7 @@ def test_same_seed_gives_the_same_bits():
     strategy = STRATEGIES.own["fedavg"]()
     before = began(strategy, 1)
     aimed = strategy.finish(before, drawn(SCHEMA, 2), SCHEMA)
-    first, again, other = (quantised_step(before, aimed, SCHEMA, "delta-int4", seed) for seed in (1, 1, 2))
+    first, again, other = (quantised_step(before, aimed, SCHEMA, "delta-int8", seed) for seed in (1, 1, 2))
     assert first[1] == again[1] != other[1]
     assert values_digest(first[0].tensors, SCHEMA) == values_digest(again[0].tensors, SCHEMA)
     assert len({step_seed(run, number) for run in range(20) for number in range(20)}) == 400
@@ -160,28 +129,13 @@ def test_same_seed_gives_the_same_bits():
 @pytest.mark.parametrize("name", sorted(STRATEGIES.own))
 def test_resume_takes_the_same_next_step(name, tmp_path):
     strategy = STRATEGIES.own[name]()
-    states = played(strategy, "delta-int4", 4)
+    states = played(strategy, "delta-int8", 4)
     save_checkpoint(tmp_path, states[2][1], SCHEMA, {})
     found = load_checkpoint(tmp_path)[0]
     schema = strategy.travelling(SCHEMA)
     aimed = strategy.finish(found, drawn(schema, 4 + 3), SCHEMA)
-    after = quantised_step(found, aimed, schema, "delta-int4", step_seed(4, 3))[0]
+    after = quantised_step(found, aimed, schema, "delta-int8", step_seed(4, 3))[0]
     assert values_digest(after.tensors, schema) == values_digest(states[3][1].tensors, schema)
-
-
-def test_residual_is_used_up_or_dropped_by_another_encoding():
-    strategy = STRATEGIES.own["fedadam"]()
-    state = played(strategy, "delta-int4", 6)[-1][1]
-    aimed = strategy.finish(state, drawn(SCHEMA, 8), SCHEMA)
-    name = residual_name("fc.weight")
-    intended = aimed.tensors["fc.weight"] + state.server[name]
-    coarse = quantised_step(state, aimed, SCHEMA, "delta-int4", 1)[0]
-    np.testing.assert_array_equal(intended - coarse.tensors["fc.weight"], coarse.server[name])
-    own = set(strategy.optimizer_schema(SCHEMA).names)
-    for encoding in set(DELTAS) - set(FEEDBACK):
-        assert set(quantised_step(state, aimed, SCHEMA, encoding, 1)[0].server) == own
-    assert set(without_residuals(aimed).server) == own
-    assert without_residuals(aimed) == replace(aimed, server=without_residuals(aimed).server)
 
 
 @given(

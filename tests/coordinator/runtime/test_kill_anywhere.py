@@ -165,10 +165,7 @@ def test_kill_before_any_write_with_bounds_and_quarantine_changes_no_result(tmp_
 )
 def test_kill_before_any_write_with_deltas_changes_no_result(tmp_path, prepared, aggregate, every):
     """Deltas are sent in both directions; the next step is the same with or without a stored previous step."""
-    kill_at_every_write(tmp_path, prepared, 20, every=every, encoding="delta-int4", aggregate=aggregate)
-    assert load_checkpoint(tmp_path / "whole")[0].server.keys() == {
-        f"{spec.name}:residual" for spec in prepared.travelling.specs if spec.trainable
-    }
+    kill_at_every_write(tmp_path, prepared, 20, every=every, encoding="delta-int8", aggregate=aggregate)
 
 
 @pytest.mark.medium

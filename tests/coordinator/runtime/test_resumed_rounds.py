@@ -164,6 +164,18 @@ class TestOpenRound:
         assert "round 1 was open with another model; it starts again" in later.lines
         assert (later.registry.rounds.updates(run, 1), kept(bench)) == ([], {})
 
+    def test_open_round_in_an_encoding_of_an_earlier_version_starts_again(self, bench):
+        bench.upload("a", 1.0)
+        run = bench.engine.spec.run
+        journal = RoundJournal(1, 2, ("a", "b"), bench.aggregator.base, encoding="delta-int4")
+        bench.registry.rounds.open(run, journal, BootTime.now())
+        later = bench.again()
+        assert later.engine.open is None
+        assert (
+            "round 1 was open in encoding delta-int4, which only earlier versions have; it starts again" in later.lines
+        )
+        assert (later.registry.rounds.updates(run, 1), kept(bench)) == ([], {})
+
     def test_updates_of_other_rounds_are_deleted(self, bench):
         store_update(bench.blobs, 9, "a", b"blob")
         bench.again()

@@ -23,7 +23,7 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.config.load import public_values
-from fedpatch.shared.errors import ConfigError, StateError, UsageError
+from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.registry_builders import new_run
 from tests.support.brokers import Mosquitto
 
@@ -90,7 +90,7 @@ def test_run_that_was_cut_short_goes_on(recorded, settings, how, unless_done):
         {"metrics": None},
         {"metrics": "0.0.0.0:1"},
         {"metrics_max_devices": 3},
-        {"encoding": "delta-int4"},
+        {"encoding": "delta-bf16"},
         {"devices": 11},
         {"wait_s": 1.0},
         {"broker": "mqtt://new:1883", "username": "me", "password": "secret"},
@@ -215,22 +215,6 @@ def test_finished_run_with_an_open_round_is_not_evaluated(settings):
 
     with pytest.raises(UsageError, match=r"open work at its devices; `fedpatch resume .*` with more --rounds"):
         evaluate(settings, run)
-
-
-@pytest.mark.parametrize("encoding", ["delta-int8-half", "delta-int8-quarter"])
-def test_finished_run_whose_encoding_carries_no_work_any_more_is_evaluated(settings, encoding):
-    """An evaluation carries no work. A resume of such a run names the encoding to use."""
-    run = cut_short(replace(settings, late="carry", concurrency=5, encoding=encoding))
-    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
-        registry.finish_run(run, stopped_because="max_rounds", user_accuracy=None, model=None)
-
-    with pytest.raises(Reached) as reached:
-        evaluate(settings, run)
-    (given,) = reached.value.args
-    assert (given.encoding, given.concurrency) == ("delta-int8", 5)
-    view: Any = SimpleNamespace(say=lambda line: None)
-    with pytest.raises(ConfigError, match="use delta-int8"):
-        resume_run.resume_run(settings.state_dir, run, view, broker="mqtt://localhost")
 
 
 def test_stop_that_is_asked_while_a_run_of_a_killed_coordinator_connects_counts_and_an_earlier_one_does_not(

@@ -66,7 +66,6 @@ CASES: Mapping[tuple[str, str, str], Mapping[str, Any]] = {
     ("no carried work", "max_staleness", "late"): {"max_staleness": 5},
     ("no carried work", "staleness_power", "late"): {"staleness_power": 0.0},
     ("no carried work", "concurrency", "late"): {"concurrency": 5},
-    ("carried work", "encoding", "late"): {**CARRY, "encoding": "delta-int8-half"},
     ("carried work", "late", "secure"): {**CARRY, **MASKED},
     ("carried work", "late", "dp"): {**CARRY, **CENTRAL},
     ("carried work", "aggregate", "late"): {**CARRY, "aggregate": "centred"},

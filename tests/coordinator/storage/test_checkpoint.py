@@ -266,3 +266,10 @@ def test_readonly_disk_raises_and_can_be_read(tmp_path):
         with pytest.raises(StateError, match=r"Read-only file system; this disk is read-only.* mount it read-write"):
             save(disk.path, 2)
         assert equal(load_checkpoint(disk.path)[0], state_of(1))
+
+
+def test_rounding_errors_that_an_earlier_version_saved_are_left_out(blobs):
+    before = state_of(3)
+    left = {"fc1.weight:residual": np.ones((3, 2), np.float32)}
+    save_checkpoint(blobs, replace(before, server=before.server | left), PUBLIC, {})
+    assert equal(load_checkpoint(blobs)[0], before)

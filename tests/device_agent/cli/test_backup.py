@@ -66,7 +66,7 @@ NOISY = replace(REQUEST, privacy=PrivacyTerms(GAUSSIAN, 2.0, 1.0, 1e-5, 10), fea
 def card(tmp_path: Path) -> Path:
     """The state directory of a device that has worked."""
     state = tmp_path / "old"
-    for name in ("patches/t-1.patch", "patches/t-1.residual", "models/t/000001-r-1/model.onnx", "identity/client.pem"):
+    for name in ("patches/t-1.patch", "models/t/000001-r-1/model.onnx", "identity/client.pem"):
         (state / name).parent.mkdir(parents=True, exist_ok=True)
         (state / name).write_bytes(name.encode())
     (state / "models/t/current").symlink_to("000001-r-1")
@@ -89,7 +89,7 @@ def test_new_card_has_settings_patch_model_and_identity_and_nothing_of_rounds_th
     for name in ("patches/t-1.patch", "models/t/current/model.onnx", "identity/client.pem"):
         assert (new / name).read_bytes() == (card / name).read_bytes()
     assert (new / "identity/client.pem").stat().st_mode & 0o077 == 0
-    assert not any((new / name).exists() for name in ("status.json", "masking.bin", "patches/t-1.residual"))
+    assert not any((new / name).exists() for name in ("status.json", "masking.bin"))
 
 
 def test_backup_beside_an_agent_that_publishes_a_model_meanwhile_has_one_whole_model(card, tmp_path, monkeypatch):

@@ -36,7 +36,6 @@ from fedpatch.device_agent.state.patch_store import (
     list_patches,
 )
 from fedpatch.device_agent.state.privacy_account import DevicePrivacyAccount
-from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.state.revocation_file import RevocationFile
 from fedpatch.device_agent.state.storage_check import RETRY_S, Storage, stored_problems
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
@@ -309,13 +308,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = tmp_path_factory.mktemp("state")
     store = PatchStore(state / "patches")
     alone = PatchStore(store.directory / INDEPENDENT)
-    residuals = ResidualStore(store.directory)
     for number in (1, 2):
         after = PatchState({"bn.weight": np.full(4, number, np.float32)}, number)
         store.save(PatchRecord(PATCH, RUN, number, PatchState(), after))
         alone.save(PatchRecord(ALONE, RUN, number, PatchState(), after))
-        of = ResidualOf("delta-int4", PUBLIC.digest, RUN, number)
-        residuals.save(PATCH, of, PUBLIC, {"w:residual": np.ones(8, np.float32)}, number)
     PrivateFloor(store.directory, TASK).note({"bn.weight"}, MODEL_SCHEMA)
     DevicePrivacyAccount(state).count("lab", RUN, TASK, "ab" * 32, Release(2.0, 0))
     masking = PlayedGroup.of(3).devices[0].rounds.state
@@ -434,13 +430,17 @@ def test_damage_is_found_beside_a_history_that_cannot_be_read(whole: Path, tmp_p
     assert any(str(paths(state_dir)[1]) in detail for _, detail, _ in found)
 
 
+def test_rounding_errors_that_an_earlier_version_kept_are_no_patch_and_no_problem(whole: Path, tmp_path: Path):
+    state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
+    patch = state_dir / "patches" / PATCH.file_name
+    patch.with_suffix(".residual").write_bytes(b"fedpatch residual 1\n")
+    assert [verdict for verdict, *_ in findings(state_dir)] == ["ok"]
+    assert [one.problem for one in list_patches(state_dir / "patches")] == [""]
+
+
 def test_files_that_macos_leaves_beside_copies_are_no_patches_and_no_records(whole: Path, tmp_path: Path):
     state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
-    for path in [
-        *state_dir.glob("patches/*.patch"),
-        *state_dir.glob("patches/*.private"),
-        *state_dir.glob("patches/*.residual"),
-    ]:
+    for path in [*state_dir.glob("patches/*.patch"), *state_dir.glob("patches/*.private")]:
         path.with_name(f"._{path.name}").write_bytes(bytes(4096))
     assert [verdict for verdict, *_ in findings(state_dir)] == ["ok"]
     assert [one.problem for one in list_patches(state_dir / "patches")] == [""]

@@ -15,9 +15,7 @@ from fedpatch.device_agent.state.patch_store import (
     kept_in_patches,
     patch_problem,
 )
-from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.shared.errors import StateUnreadable
-from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from tests.support.failing_reads import ERRORS, FailingReads, reads
 
 __all__ = ["reads"]
@@ -65,13 +63,3 @@ def test_allowance_of_the_day_does_not_begin_anew(tmp_path, reads: FailingReads)
     with pytest.raises(StateUnreadable):
         UsageFile(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [USAGE_NAME]
-
-
-def test_residual_is_not_left_out(tmp_path, reads: FailingReads):
-    public = Schema((TensorSpec("fc.weight", (4, 4), "float32", "weight"),))
-    store, of = ResidualStore(tmp_path), ResidualOf("delta-int8", public.digest, "run", 1)
-    store.save(KEY, of, public, {"fc.weight:residual": np.ones((4, 4), np.float32)}, seed=1)
-    [file] = tmp_path.iterdir()
-    reads.fail(file)
-    with pytest.raises(StateUnreadable):
-        store.load(KEY, ResidualOf("delta-int8", public.digest, "run", 2), public)

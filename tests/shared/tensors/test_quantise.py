@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from decimal import Decimal, getcontext
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedpatch.shared.tensors.encodings import from_bf16, greatest, to_bf16
-from fedpatch.shared.tensors.integer_codes import INT4_TOP, INT8_TOP, from_codes, from_nibbles, to_codes, to_nibbles
+from fedpatch.shared.tensors.integer_codes import TOP, from_codes, to_codes
 from fedpatch.shared.tensors.levels import _OCTAVE, LEVELS_PER_OCTAVE, from_levels, to_levels
 
 MOST = greatest(np.float32)
@@ -64,13 +63,13 @@ def test_bf16_rounds_to_even_in_planes():
 # --- codes ----------------------------------------------------------------------------------------
 
 
-@given(ANY, st.sampled_from([INT8_TOP, INT4_TOP]), BLOCKS, st.integers(0, 2**64 - 1))
-def test_a_code_is_less_than_a_step_off(values, top, block, seed):
-    scales, codes = to_codes(values, top, block, np.random.default_rng(seed))
+@given(ANY, BLOCKS, st.integers(0, 2**64 - 1))
+def test_a_code_is_less_than_a_step_off(values, block, seed):
+    scales, codes = to_codes(values, block, np.random.default_rng(seed))
     found = from_codes(scales, codes, block, np.dtype(np.float32)).astype(np.float64)
     per_value = np.repeat(scales, block or max(1, values.size))[: values.size].astype(np.float64)
     assert codes.size == values.size
-    assert np.abs(codes.astype(int)).max(initial=0) <= top
+    assert np.abs(codes.astype(int)).max(initial=0) <= TOP
     assert np.all(np.abs(found - values) <= per_value * (1 + 1e-6))
     assert np.isfinite(found).all()
 
@@ -78,18 +77,18 @@ def test_a_code_is_less_than_a_step_off(values, top, block, seed):
 COARSE = st.sampled_from([0.0, 0.2, 2.0])
 
 
-@given(ANY, st.sampled_from([INT8_TOP, INT4_TOP]), BLOCKS, COARSE)
-def test_rounding_at_random_is_unbiased(values, top, block, coarse):
+@given(ANY, BLOCKS, COARSE)
+def test_rounding_at_random_is_unbiased(values, block, coarse):
     """Over all draws, the mean of the decoded values is the value, as exactly as the 256 draws of a step show."""
-    scales, _ = to_codes(values, top, block, np.random.default_rng(0), coarse)
+    scales, _ = to_codes(values, block, np.random.default_rng(0), coarse)
     per_value = np.repeat(scales, block or max(1, values.size))[: values.size].astype(np.float64)
-    mean = mean_of(lambda rng: from_codes(*to_codes(values, top, block, rng, coarse), block, np.dtype(np.float32)))
+    mean = mean_of(lambda rng: from_codes(*to_codes(values, block, rng, coarse), block, np.dtype(np.float32)))
     assert np.all(np.abs(mean - values) <= per_value / 128)
 
 
 @given(ANY, BLOCKS)
 def test_zero_stays_zero(values, block):
-    scales, codes = to_codes(values, INT8_TOP, block, drawn(0.999))
+    scales, codes = to_codes(values, block, drawn(0.999))
     found = from_codes(scales, codes, block, np.dtype(np.float32))
     assert np.all(found[values == 0] == 0)
     assert np.all(found * np.sign(values) >= 0)
@@ -98,9 +97,9 @@ def test_zero_stays_zero(values, block):
 def test_a_coarse_scale_is_a_share_of_the_root_mean_square():
     """Each block has its own scale, also a shorter last block; if a value needs a larger scale, that scale is used."""
     values = np.array([3, 4, 0, 0, 1, 1, 100], np.float32)
-    scales, _ = to_codes(values, INT8_TOP, 4, np.random.default_rng(0), 2.0)
+    scales, _ = to_codes(values, 4, np.random.default_rng(0), 2.0)
     assert scales == pytest.approx([5.0, 2 * np.sqrt(10_002 / 3)])
-    assert to_codes(values, INT8_TOP, 4, np.random.default_rng(0), 1e-3)[0] == pytest.approx([4 / 127, 100 / 127])
+    assert to_codes(values, 4, np.random.default_rng(0), 1e-3)[0] == pytest.approx([4 / 127, 100 / 127])
 
 
 def test_any_scales_are_decoded_without_a_warning():
@@ -114,7 +113,7 @@ def test_any_scales_are_decoded_without_a_warning():
 def test_a_block_has_a_scale_of_its_own():
     values = np.ones(48, np.float32)
     values[0] = 1e6
-    scales, codes = to_codes(values, INT8_TOP, 16, np.random.default_rng(0))
+    scales, codes = to_codes(values, 16, np.random.default_rng(0))
     found = from_codes(scales, codes, 16, np.dtype(np.float32))
     assert scales.shape == (3,)
     assert np.allclose(found[16:], 1, rtol=1e-6)
@@ -122,22 +121,15 @@ def test_a_block_has_a_scale_of_its_own():
 
 @pytest.mark.parametrize("place", [0.0, np.nextafter(np.float32(1), np.float32(0))])
 def test_greatest_value_has_the_greatest_code_whatever_is_drawn(place):
-    _, codes = to_codes(np.array([-127, 127], np.float32), INT8_TOP, 0, drawn(place))
-    assert codes[1] == INT8_TOP
-    assert codes[0] in (-INT8_TOP, -INT8_TOP + 1)
+    _, codes = to_codes(np.array([-127, 127], np.float32), 0, drawn(place))
+    assert codes[1] == TOP
+    assert codes[0] in (-TOP, -TOP + 1)
 
 
-@given(hnp.arrays(np.int8, st.integers(0, 30), elements=st.integers(-8, 7)))
-def test_nibbles_come_back(codes):
-    data = to_nibbles(codes)
-    assert len(data) == math.ceil(codes.size / 2)
-    assert from_nibbles(memoryview(data), codes.size).tobytes() == codes.tobytes()
-
-
-@given(values=ANY, block=BLOCKS, top=st.sampled_from([INT4_TOP, INT8_TOP]), coarse=st.sampled_from([0.0, 0.2]))
-def test_rounding_towards_zero_increases_no_magnitude(values, block, top, coarse):
+@given(values=ANY, block=BLOCKS, coarse=st.sampled_from([0.0, 0.2]))
+def test_rounding_towards_zero_increases_no_magnitude(values, block, coarse):
     """First moments are rounded towards zero, by less than one step."""
-    scales, codes = to_codes(values, top, block, None, coarse)
+    scales, codes = to_codes(values, block, None, coarse)
     decoded = from_codes(scales, codes, block, np.dtype(np.float32)).astype(np.float64)
     exact = values.astype(np.float64)
     assert (decoded * exact >= 0).all()

@@ -51,7 +51,6 @@ def test_study_interrupted_after_every_round_ends_as_one_left_alone(tmp_path, st
     assert_close(found.server.tensors, expected.server.tensors, 0)
     assert_close(found.server.server, expected.server.server, 0)
     assert_close(found.patches, expected.patches, 0)
-    assert_close(found.residuals, expected.residuals, 0)
     assert found.batches == expected.batches
 
 

@@ -44,7 +44,7 @@ def curve_of(printed: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param(("--encoding", "delta-int4"), id="private affine, residuals of an encoding"),
+        pytest.param(("--encoding", "delta-int8"), id="private affine, encoded"),
         pytest.param(("--norm-bound", "auto:0.8", "--private", "none"), id="updates in files", marks=pytest.mark.slow),
     ],
 )

@@ -1,4 +1,4 @@
-"""Simulations in which models and updates travel as they do in a run: the same rounding, residuals and bytes."""
+"""Simulations in which models and updates travel as they do in a run: the same rounding and bytes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ import pytest
 from fedpatch.coordinator.aggregation.quantised_step import quantised_step, step_seed
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.find_strategy import find_strategy
-from fedpatch.device_agent.state.residual_store import as_kept
 from fedpatch.device_agent.training.batches import stream_seed, update_seed
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array, Tensors
-from fedpatch.shared.tensors.encoding_rules import FEEDBACK
-from fedpatch.shared.tensors.error_feedback import pack_with_feedback
 from fedpatch.shared.tensors.packing import Packed, pack, unpack
-from fedpatch.shared.tensors.subset import round_seed
 from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 from fedpatch.simulator.clients.transport import Downlink, report_of
 from fedpatch.simulator.experiment import checkpoint as states
@@ -43,7 +39,6 @@ class ByHand:
         self.public = schema_of(UNEVEN.build_model())
         self.schema = self.rule.travelling(self.public)
         self.state = self.rule.init(initial_tensors(UNEVEN, study.seed), self.public)
-        self.residuals: dict[int, dict[str, Array]] = {}
         self.taken = dict.fromkeys(range(study.clients), 0)
 
     def play(self, clients: list[int]) -> int:
@@ -58,12 +53,11 @@ class ByHand:
         self.state = self.rule.finish(before, mean.result(), self.public)
         if is_delta(self.encoding):
             seed = step_seed(self.study.seed, self.state.round)
-            drawn = round_seed(self.study.seed, self.state.round)
-            self.state, _ = quantised_step(before, self.state, self.schema, self.encoding, seed, drawn)
+            self.state, _ = quantised_step(before, self.state, self.schema, self.encoding, seed)
         return sizes
 
     def update(self, client: int, model: Tensors) -> tuple[Packed, int]:
-        """The update of one device; the rounding error is kept as on a device."""
+        """The update of one device."""
         study, first = self.study, self.taken[client]
         result = LocalTrainer(UNEVEN, client_data(client, study.seed)).run(
             model,
@@ -74,19 +68,9 @@ class ByHand:
             cancelled=lambda: False,
         )
         assert result is not None
-        seed, residual = update_seed(study.seed, client_id(client), first), self.residuals.get(client, {})
+        seed = update_seed(study.seed, client_id(client), first)
         meta = asdict(report_of(client, result.num_examples, result.steps, result.train_loss))
-        packed, left = pack_with_feedback(
-            result.tensors,
-            self.schema,
-            meta,
-            self.encoding,
-            base=model,
-            seed=seed,
-            residual=residual,
-            subset_seed=round_seed(study.seed, self.state.round + 1),
-        )
-        self.residuals[client] = as_kept(left, self.schema, seed) if left else {}
+        packed = pack(result.tensors, self.schema, meta, self.encoding, base=model, seed=seed)
         self.taken[client] += result.steps
         return packed, result.num_examples
 
@@ -110,7 +94,6 @@ def test_a_client_sends_what_a_device_would(strategy, encoding):
         for name, values in by_hand.state.tensors.items():
             np.testing.assert_allclose(simulation.server.tensors[name], values, rtol=1e-6, atol=1e-6)
         assert set(simulation.server.server) == set(by_hand.state.server)
-    assert any(name.endswith(":residual") for name in by_hand.state.server) == (encoding in FEEDBACK)
 
 
 def test_exact_is_the_default_and_costs_nothing():
@@ -128,14 +111,11 @@ def test_exact_is_the_default_and_costs_nothing():
     assert schema.nbytes < (one.bytes_down_per_download or 0) < schema.nbytes + 3000
 
 
-def test_residuals_of_another_model_are_refused(tmp_path):
-    study = study_of("fedavg", rounds=2, encoding="delta-int4")
+def test_state_without_the_models_that_clients_hold_is_refused(tmp_path):
+    study = study_of("fedavg", rounds=2, encoding="delta-int8")
     simulate(study, saved=tmp_path)
     before = states.load(tmp_path, study)
     assert before is not None
-    spoilt = {name: values[:, :1] for name, values in before.residuals.items()}
-    with pytest.raises(UsageError, match="delete it to begin anew"):
-        simulation_of(study).restore(replace(before, residuals=spoilt))
     with pytest.raises(UsageError, match="delete it to begin anew"):
         simulation_of(study).restore(replace(before, versions={}))
 
