@@ -70,6 +70,9 @@ class RoundSettings(Settings):
             *("encoding", "metrics", "tracker", "dp", "secure"),
         }
     )
+    former: ClassVar[Mapping[str, str]] = {
+        "keep": "has no effect, since all values of a masked update travel; delete it"
+    }
 
     task: str = _training("digits", help="Task to train, by name or as module:attribute.")
     strategy: str = _training(
@@ -293,7 +296,6 @@ class RoundSettings(Settings):
         help="Share of a group, more than which must stay to the end: two_thirds, where devices also sign their keys "
         "with certificates of the fleet's CA, or half, which hides updates from an honest coordinator only.",
     )
-    keep: int = _secure(1, ge=1, le=8, unit="values", help="Values of a masked update of which one travels: always 1.")
     colluders: int = _secure(
         0,
         ge=0,

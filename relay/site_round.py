@@ -166,7 +166,6 @@ def _secure_policy(settings: RelaySettings, terms: SecureTerms, share_deadline_s
         least=terms.group_min,
         threshold=terms.threshold,
         bits=terms.bits,
-        keep=terms.keep,
         clip=terms.clip,
         weight_cap=terms.weight_cap,
         share_deadline_s=share_deadline_s,

@@ -81,7 +81,6 @@ _TERMS: Sequence[tuple[str, str, str]] = (
     ("delta", "DELTA", "Delta of epsilon, as of fedpatch run."),
     ("secure", "NAME", "Masked groups, as of fedpatch run."),
     ("group_size", "N", "Largest masked group, as of fedpatch run."),
-    ("keep", "N", "Always 1, as of fedpatch run."),
     ("clip", "NORM", "Longest step of a masked update, as of fedpatch run."),
     ("prox", "MU", "Mu of FedProx, as of fedpatch run."),
     ("phases", "PART:N,...", "Parts of a round, as of fedpatch run."),

@@ -68,8 +68,8 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("masked-u8, keep 1"),
-    Variant("masked-u8, keep 1, signed keys", rule=ThresholdRule.TWO_THIRDS, signed=True),
+    Variant("masked-u8"),
+    Variant("masked-u8, signed keys", rule=ThresholdRule.TWO_THIRDS, signed=True),
 )
 PEER_NAMES = {"flower": "Flower's SecAgg+", "nvflare": "NVFlare's CKKS"}
 

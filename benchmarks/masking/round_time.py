@@ -23,7 +23,7 @@ ROUNDS = 10
 GOAL = 1.5
 PLAIN = "plain, delta-int8"
 VARIANTS: dict[str, dict[str, str | int]] = {
-    "masked, keep 1": {"secure": "groups", "threshold": "half"},
+    "masked": {"secure": "groups", "threshold": "half"},
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

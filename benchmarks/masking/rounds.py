@@ -30,15 +30,15 @@ MODEL_ENCODING = "delta-int8"
 """Encoding of models in a masked run, and the default of other runs."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "masked, keep 1": {"secure": "groups", "keep": 1, "encoding": MODEL_ENCODING},
+    "masked": {"secure": "groups", "encoding": MODEL_ENCODING},
     EXACT: {"encoding": EXACT},
     MODEL_ENCODING: {"encoding": MODEL_ENCODING},
 }
 GOALS = (
-    ("rounds, masked keep 1 over fp32", "masked, keep 1", "fp32", "rounds_to_target", 1.1),
+    ("rounds, masked over fp32", "masked", "fp32", "rounds_to_target", 1.1),
     (
-        "bytes of a client, masked keep 1 over delta-int8",
-        "masked, keep 1",
+        "bytes of a client, masked over delta-int8",
+        "masked",
         MODEL_ENCODING,
         "bytes_of_a_client",
         1.3,

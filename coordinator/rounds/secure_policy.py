@@ -20,7 +20,6 @@ class SecurePolicy:
         least: Least size of a group.
         threshold: Rule for the number of members that must reveal their shares.
         bits: Bits of a masked value.
-        keep: One of `keep` consecutive values travels in a round.
         clip: Greatest L2 norm of a device's step; None: it follows from the model (coordinator.aggregation.masked_scale).
         weight_cap: Most examples that count as a weight; None: the median of the numbers that devices registered.
         colluders: Members of a group whose noise of differential privacy does not count.
@@ -35,7 +34,6 @@ class SecurePolicy:
     least: int
     threshold: ThresholdRule
     bits: int
-    keep: int
     clip: float | None
     weight_cap: int | None
     share_deadline_s: float

@@ -261,7 +261,7 @@ class Aggregator:
             group_min=policy.least,
             group_max=policy.largest,
             bits=policy.bits,
-            keep=policy.keep,
+            keep=1,
             colluders=policy.colluders or UNSET,
             seed=self._used_base.salt or subset_seed(self._spec.seed, self.state.round + 1),
             clip=policy.clip or scale.clip,

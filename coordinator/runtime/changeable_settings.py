@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Final
 
@@ -23,7 +24,19 @@ MAY_CHANGE: Final = frozenset(
 """Settings that may change during a run: a run is resumed although they differ."""
 
 
+FORMER_DEFAULTS: Final[Mapping[str, object]] = {"keep": 1}
+"""Settings that only earlier versions had, with the value that has the effect of this version."""
+
+
+def former_terms(run: RunInfo) -> dict[str, object]:
+    """Return the settings by which a run used a feature that only earlier versions have, by name."""
+    stored = run.settings
+    return {name: stored[name] for name, value in FORMER_DEFAULTS.items() if stored.get(name, value) != value}
+
+
 def has_same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Return whether a run has these settings, apart from settings that may change during a run."""
+    if former_terms(run):
+        return False
     now = public_values(settings)
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - MAY_CHANGE)

@@ -14,6 +14,7 @@ from fedpatch.coordinator.observability.round_tracing import require_tracing
 from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.pki.masking_authority import require_revocations
 from fedpatch.coordinator.rounds.run_summary import RunInfo, RunSummary
+from fedpatch.coordinator.runtime.changeable_settings import former_terms
 from fedpatch.coordinator.runtime.connected_run import ConnectedRun
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.ports import REAL, Ports
@@ -26,7 +27,7 @@ from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import refuse_run_of_hub
 from fedpatch.shared.app.files import make_directory, refusals_of
 from fedpatch.shared.config.load import load
-from fedpatch.shared.errors import SchemaMismatch
+from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.trackers.tracking import make_trackers
 
 
@@ -81,11 +82,18 @@ def settings_of(
         password: A password for the broker, in place of the file that the run began with.
 
     Raises:
-        UsageError: The run is that of a hub.
+        UsageError: The run is that of a hub, or used a setting that only earlier versions have.
     """
     refuse_run_of_hub(run, state_dir)
+    if former := former_terms(run):
+        named = ", ".join(f"{name} = {value}" for name, value in former.items())
+        raise UsageError(
+            f"run {run.id} has {named}, which only earlier versions of fedpatch know; resume it with the version that began "
+            "it, or begin a new run"
+        )
+    stored = {name: value for name, value in run.settings.items() if name not in RunSettings.former}
     changes = {**changes, "password_file": str(password_file.absolute()) if password_file else None}
-    flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
+    flags = {**stored, **{name: value for name, value in changes.items() if value is not None}}
     flags |= {"state_dir": str(state_dir), "standby": False}  # a run that a user resumes waits for no leader
     settings = load(RunSettings, file=None, environ={}, flags=flags)
     # A password that is given now replaces the file that the run began with.

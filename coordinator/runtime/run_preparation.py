@@ -249,7 +249,6 @@ def secure_policy(settings: RunSettings) -> SecurePolicy:
         least=settings.min_group,
         threshold=ThresholdRule(settings.threshold),
         bits=8 * (1 + MASKED_ENCODINGS.index(settings.encoding)),
-        keep=settings.keep,
         colluders=settings.colluders,
         clip=settings.clip if settings.dp == "off" else settings.dp_clip,
         weight_cap=settings.weight_cap if settings.dp == "off" else 1,

@@ -79,12 +79,6 @@ GROUPS: Final = (
         lambda s: s.masked and s.colluders > s.most_colluders,
         "{s.colluders} are above the {s.most_colluders} that the groups of this run withstand",
     ),
-    Conflict(
-        "keep",
-        ("secure",),
-        lambda s: s.masked and s.keep != 1,
-        "{s.keep} would leave values for later rounds, whose sums must not hold them; use 1",
-    ),
 )
 """Settings that do not fit the groups of a masked run, or the encoding of their sums."""
 

@@ -141,7 +141,7 @@ class MaskedUplink:
             group_min=LEAST_GROUP,
             group_max=min(largest_group(study.group_size, LEAST_GROUP), max(LEAST_GROUP, participants)),
             bits=8 if study.group_size <= MAX_GROUP_OF_U8 else 16,
-            keep=study.keep,
+            keep=1,
             seed=seed,
             clip=self._scale.clip if study.clip is None else study.clip,
             weight_cap=self._weight_cap,

@@ -163,8 +163,6 @@ def _mask_problems(study: Study) -> Iterator[str]:
         yield f"--group-size: {study.group_size} is not {LEAST_GROUP} to {MAX_GROUP}"
     if study.participants < LEAST_GROUP:
         yield f"--secure groups: a round has {study.participants} clients; a group has at least {LEAST_GROUP}"
-    if study.keep != 1:
-        yield f"--keep: {study.keep} would leave values for later rounds, whose sums must not hold them; leave it out"
     yield from _masked_rule_problems(study)
     if study.clip is not None and not 0 < study.clip < math.inf:
         yield f"--clip: {study.clip} is not a number above 0"

@@ -47,7 +47,7 @@ _OPTIONAL_TERMS = (
     ("max_num_examples",),
     ("aggregate",),
     ("dp", "noise_multiplier", "dp_clip", "delta"),
-    ("secure", "group_size", "keep", "clip"),
+    ("secure", "group_size", "clip"),
     ("attack", "bad"),
     ("metric", "metric_goal"),
 )
@@ -67,7 +67,7 @@ class Study:
     and no noise, and aggregates by the mean. User accuracies of a study are exact, also with differential privacy.
     `prox`, `phases`, `personal` and `finish` are a run's settings too.
     With `secure` "groups" updates are masked in groups of at most `group_size`, and `clip` bounds the L2 norm of a step (None:
-    it follows from earlier rounds); `encoding` is then only for downloads. `keep` is always 1.
+    it follows from earlier rounds); `encoding` is then only for downloads.
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
     are the task's; every user accuracy is in this metric. `attack` is the attack of the share `bad` of the clients
     (simulator.attacks), "" for none.
@@ -101,7 +101,6 @@ class Study:
     delta: float = 1e-5
     secure: str = UNBOUNDED
     group_size: int = 32
-    keep: int = 1
     clip: float | None = None
     prox: float = 0.0
     phases: str = ""
@@ -157,6 +156,9 @@ class Study:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Study:
         """Undo `to_dict`. Raises UsageError if a term is missing, unknown or has another type."""
+        if "keep" in values and values["keep"] == 1:
+            # A term of earlier versions: with 1 all values of a masked update travel, as they do now.
+            values = {name: value for name, value in values.items() if name != "keep"}
         return from_plain(cls, values, "the simulation")
 
 

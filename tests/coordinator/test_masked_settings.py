@@ -62,7 +62,6 @@ def test_settings_of_a_masked_run_can_be_loaded_again_by_a_resume():
         ("max_num_examples", "100", "weight_cap"),
         ("encoding", "delta-int8", "masked-u8"),
         ("encoding", "fp32", "masked-u8"),
-        ("keep", 2, "use 1"),
         ("group_size", 7, "is below 8"),
         ("group_size", 65, "is above 64"),
         ("threshold", "all", "half, two_thirds"),

@@ -62,7 +62,7 @@ def begun(site: Presences, needs: Needs = Needs(), **terms: Any) -> Engine:  # n
     if needs.group_min:
         given = terms_of(16, group_min=GROUP_MIN, strict=SIGNED_FEATURE in needs.features)
         terms["unmask_s"] = 10.0
-        terms["secure"] = SecurePolicy(16, GROUP_MIN, ThresholdRule.HALF, 8, 1, 1.0, 600, 5.0, time.time, given=given)
+        terms["secure"] = SecurePolicy(16, GROUP_MIN, ThresholdRule.HALF, 8, 1.0, 600, 5.0, time.time, given=given)
     holds = dict.fromkeys(site.held, DRAINED)
     earlier = terms.pop("earlier", ())
     spec = run_spec(quorum=terms.pop("quorum", 0.8), rounds=7, first_round=7, limits=LIMITS, **terms)

@@ -667,7 +667,7 @@ def test_evaluate_rounds_do_not_change_the_groups_that_masked_rounds_draw(evalua
 
 def masked_cohort(records: list[RoundRecord]) -> tuple[str, ...]:
     """Return the devices of the next masked round after these rounds: one group of two among eight devices."""
-    secure = SecurePolicy(2, 2, ThresholdRule.HALF, 8, 1, 1.0, 600, 5.0, lambda: 0.0)
+    secure = SecurePolicy(2, 2, ThresholdRule.HALF, 8, 1.0, 600, 5.0, lambda: 0.0)
     made = engine(records, devices=8, participation=0.25, over_select=1.0, rounds=9, secure=secure)
     for device in "abcdefgh":
         made.handle(DevicePresence(device, replace(there(), features=(MASKED_FEATURE,))), 0.0)

@@ -326,7 +326,7 @@ def test_device_that_can_mask_after_all_is_asked():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_device_without_the_noise_of_masked_rounds_is_asked_in_other_private_rounds_only(masked):
-    secure = SecurePolicy(9, 2, ThresholdRule.HALF, 8, 1, 1.0, 600, 5.0, lambda: 0.0) if masked else None
+    secure = SecurePolicy(9, 2, ThresholdRule.HALF, 8, 1.0, 600, 5.0, lambda: 0.0) if masked else None
     fleet = engine(privacy=PrivacyPolicy(1.0, 0.5), secure=secure).fleet
     features = (PRIVACY_FEATURE, MASKED_FEATURE)
     fleet.update("old", replace(there(), features=features))

@@ -64,7 +64,7 @@ from tests.support.specs import SCHEMA, TASK, envelope_of, model, run_spec, ther
 
 UPDATE = replace(update(BLOB), encoding="masked-u8")
 RELAY_TASKS = (TaskCapability(TASK, SCHEMA, 80, members=8),)
-POLICY = SecurePolicy(9, 2, ThresholdRule.HALF, 8, 1, 1.0, 600, 5.0, lambda: 0.0)
+POLICY = SecurePolicy(9, 2, ThresholdRule.HALF, 8, 1.0, 600, 5.0, lambda: 0.0)
 
 
 class Played:

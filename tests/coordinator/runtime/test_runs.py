@@ -103,6 +103,25 @@ def test_settings_that_change_no_result_go_on_with_the_run(recorded, settings, c
     assert recorded.gone_on == [(run, replace(settings, **changes))]
 
 
+def test_run_of_an_earlier_version_goes_on_if_its_former_setting_has_the_default(recorded, settings, caplog):
+    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        run = new_run(registry, settings=public_values(settings) | {"keep": 1})
+    recorded.run(settings)
+    assert (recorded.begun, recorded.gone_on) == ([], [(run.id, settings)])
+    changes = {"broker": "mqtt://localhost"}
+    assert resume_run.settings_of(run, settings.state_dir, changes, None, None).rounds == settings.rounds
+    assert caplog.records == []
+
+
+def test_run_that_used_a_former_setting_is_neither_resumed_nor_gone_on_with(recorded, settings):
+    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        run = new_run(registry, settings=public_values(settings) | {"keep": 4})
+    recorded.run(settings)
+    assert (len(recorded.begun), recorded.gone_on) == (1, [])
+    with pytest.raises(UsageError, match=f"run {run.id} has keep = 4, which only earlier versions of fedpatch know"):
+        resume_run.settings_of(run, settings.state_dir, {}, None, None)
+
+
 @pytest.mark.parametrize("changes", [{"rounds": 10}, {"seed": 4}, {"target_ua": 0.9}, {"private": "none"}], ids=str)
 def test_other_settings_begin_another_run_and_name_the_resume_command(recorded, settings, changes):
     run = cut_short(settings)

@@ -59,7 +59,6 @@ CASES: Mapping[tuple[str, str, str], Mapping[str, Any]] = {
     ("groups", "encoding", "group_size"): {**MASKED, "group_size": 64, "encoding": "masked-u8"},
     ("groups", "min_group", "group_size"): {**MASKED, "group_size": 8, "min_group": 9},
     ("groups", "colluders", "threshold"): {**MASKED, "colluders": 21},
-    ("groups", "keep", "secure"): {**MASKED, "keep": 2},
     ("noise", "encoding", "dp"): {**NOISED, "encoding": "masked-u8"},
     ("noise", "clip", "dp"): {**NOISED, "clip": 1.0},
     ("noise", "weight_cap", "dp"): {**NOISED, "weight_cap": 10},

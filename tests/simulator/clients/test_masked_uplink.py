@@ -194,7 +194,7 @@ def test_terms_of_masked_groups_are_in_the_json_only_where_there_are_any():
     study = small_study()
     assert Study.from_dict(study.to_dict()) == study
     assert study.to_dict()["secure"] == "groups"
-    assert not {"secure", "keep", "clip", "group_size"} & replace(study, secure="off").to_dict().keys()
+    assert not {"secure", "clip", "group_size"} & replace(study, secure="off").to_dict().keys()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,6 @@ def test_terms_of_masked_groups_are_in_the_json_only_where_there_are_any():
         ({"strategy": "fedavg-adam"}, "fedavg-adam cannot be summed"),
         ({"norm_bound": "auto:2"}, "--norm-bound"),
         ({"max_num_examples": "100"}, "--max-num-examples"),
-        ({"keep": 2}, "--keep: 2"),
         ({"group_size": 7}, "--group-size: 7"),
         ({"group_size": 65}, "--group-size: 65"),
         ({"clip": 0.0}, "--clip: 0.0"),

@@ -94,7 +94,6 @@ def test_study_with_noise_of_the_devices_learns_where_it_is_small():
         ({"norm_bound": "auto:2"}, "--norm-bound"),
         ({"dp": "off"}, "--noise-multiplier"),
         ({"secure": "groups"}, "--dp"),
-        ({**MASKED, "keep": 2}, "--keep"),
         ({**MASKED, "clip": 1.0}, "--clip"),
     ],
 )

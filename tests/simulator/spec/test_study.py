@@ -232,10 +232,17 @@ def test_every_strategy_gets_the_numbers_it_steps_by_and_no_others(strategy, pri
     assert Study.from_dict(study.to_dict()) == study
 
 
-@pytest.mark.parametrize("terms", [{"keep": 4}, {"group_size": 9}, {"clip": 1.0}, {"delta": 1e-6}])
+@pytest.mark.parametrize("terms", [{"group_size": 9}, {"clip": 1.0}, {"delta": 1e-6}])
 def test_a_term_without_effect_comes_back_from_the_files_of_a_study(terms):
     study = _study(**terms)
     assert Study.from_dict(study.to_dict()) == study
+
+
+def test_file_of_an_earlier_version_with_keep_is_read_where_all_values_travelled():
+    study = _study()
+    assert Study.from_dict(study.to_dict() | {"keep": 1}) == study
+    with pytest.raises(UsageError, match="keep"):
+        Study.from_dict(study.to_dict() | {"keep": 8})
 
 
 POINT = Point(0, 0.5, 0.25, 0.0, 4, None, 0.1)
