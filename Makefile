@@ -74,7 +74,7 @@ WITH ?=
 # With PYTHONDONTWRITEBYTECODE each of the hundreds of processes that tests start would compile our modules again.
 pytest = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m '$(1)'
 
-.PHONY: help setup mosquitto system-deps demo check-all slow docs-check bench-check coverage dist docs packages recording release test lint style ansible-lint types imports bandit audit format precommit bench bench-peers extras fuzz mutants faults hosts arm64 emulator soak wheelhouse clean FORCE
+.PHONY: help setup mosquitto system-deps demo check-all slow docs-check bench-check coverage dist docs packages release test lint style ansible-lint types imports bandit audit format precommit bench bench-peers extras fuzz mutants faults hosts arm64 emulator soak wheelhouse clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -148,9 +148,6 @@ coverage: setup system-deps ## fail where the tests leave too much of the code u
 
 packages: setup ## install the wheel with each extra in an empty environment, from the package index
 	@$(BIN)/python -m pytest -m packages
-
-recording: setup ## play the demo once more and draw it anew, as docs/images/demo.svg
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m scripts.recording
 
 release: setup ## check, test, build and tag what is committed; pushes nothing (make release VERSION=0.2.0)
 	@$(BIN)/python -m scripts.release $(or $(VERSION),$(error make release VERSION=x.y.z))
