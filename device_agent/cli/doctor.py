@@ -236,7 +236,7 @@ def _check_private(private: Mapping[str, Any], checkup: Checkup) -> None:
     elif private["below_default"]:
         remedy = "nothing, if that is meant; else set `private` to affine or all, or leave it out"
         checkup.warn("private", f"{words}; a request may have gamma and beta, trained on this device's data", remedy)
-    elif private.get("keeps_nothing"):  # absent from the status of an older agent
+    elif private["keeps_nothing"]:
         remedy = "name what is to stay: private = names:<glob,...>; `none` says that nothing is meant to"
         checkup.warn("private", f"{words}; the setting keeps no tensor of this model", remedy)
     else:

@@ -117,6 +117,7 @@ class _Private(TypedDict):
     words: str
     source: str
     below_default: bool
+    keeps_nothing: bool
 
 
 class _Run(TypedDict):
