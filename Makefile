@@ -117,7 +117,7 @@ imports: setup ## check who imports whom
 	@$(BIN)/lint-imports --no-logo
 
 bandit: setup ## look for insecure code, without the network
-	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src shared coordinator device_agent relay simulator benchmarks ansible \
+	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src shared coordinator device_agent relay simulator benchmarks studies ansible \
 		2> >(grep -v "nosec encountered" >&2 || true) # it says so of each part of a statement in which nothing is wrong
 
 audit: bandit ## that, and ask the package index for known vulnerabilities of what is pinned (says so where it cannot)

@@ -1,4 +1,4 @@
-"""Simulations of whole fleets in one process: the paper's experiments, other studies, and round policies."""
+"""Simulations of whole fleets in one process: studies, comparisons of policies and methods, and round policies."""
 
 if __name__ != "fedpatch.simulator":
     raise ImportError(

@@ -1,4 +1,4 @@
-"""The commands `fedpatch simulate`: the user's own study, the paper's experiments, and the round policy on a simulated fleet.
+"""The commands `fedpatch simulate`: the user's own study, a comparison of policies, and the round policy on a simulated fleet.
 
 `fedpatch` finds `app` as an entry point. Each command imports its other modules when it runs. stdout gets only results
 (with `--json` a single JSON document), stderr everything else.
@@ -22,9 +22,7 @@ from fedpatch.shared.app.command import AsJson, Group, command, option, say, wit
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED, stoppable
 from fedpatch.shared.errors import UsageError
 from fedpatch.simulator.comparison.command import compare
-from fedpatch.simulator.experiment.robustness_command import robustness
 from fedpatch.simulator.fleet.command import fleet
-from fedpatch.simulator.paper.command import paper
 from fedpatch.simulator.spec.compute import (
     STOPPING,
     Clients,
@@ -153,9 +151,7 @@ def simulate(
 
 
 app.callback()(with_debug(simulate))
-command(app, "paper", example="fedpatch simulate paper table2 --cells 'mnist/*/affine/W200/*'")(paper)
 command(app, "compare", example="fedpatch simulate compare --task digits --clients 10 --rounds 30 --seeds 2")(compare)
-command(app, "robustness", example="fedpatch simulate robustness --task digits --seeds 5 --out digits.json")(robustness)
 command(app, "fleet", example="fedpatch simulate fleet --devices 1000 --compare over_select=1.0,1.3")(fleet)
 
 

@@ -47,7 +47,7 @@ HERE = Path(__file__).parent
 BESIDE_THE_PRODUCT = (
     *("ansible", "fuzz", "hosts", "monitoring", "test_docstrings.py", "test_wheel.py"),
     *("coordinator/console", "coordinator/report"),
-    *("simulator/experiment", "simulator/kernels", "simulator/learners", "simulator/paper"),
+    *("simulator/experiment", "simulator/kernels", "simulator/learners", "studies"),
 )
 """Files and folders whose tests are all `medium`: `make test` plays those of rounds, devices and messages."""
 FIRST = "test_static_checks.py"

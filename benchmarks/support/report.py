@@ -107,7 +107,8 @@ class Report:
 def command_line(benchmark: str) -> str:
     """Return the command of this process; `benchmark` is its name if Python was not started with -m."""
     spec = sys.modules["__main__"].__spec__
-    return shlex.join(["python", "-m", spec.name if spec is not None else f"benchmarks.{benchmark}", *sys.argv[1:]])
+    module = spec.name.removesuffix(".__main__") if spec is not None else f"benchmarks.{benchmark}"
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def begun(benchmark: str, turns: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.coordinator import aggregation, rules
 from benchmarks.device import device
-from benchmarks.masking import cost, round_time, rounds
+from benchmarks.masking import cost, round_time
 from benchmarks.network import blob_stores, coordination_tables, models_by_url, registries
 from benchmarks.support.documents import Document, read_document
 from benchmarks.support.programs import ROOT
@@ -26,14 +26,12 @@ TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
     "device-steps": device.tables,
     "masked-cost": cost.tables,
     "masked-round-time": round_time.tables,
-    "masked-rounds": rounds.tables,
     "buffered-rounds": buffered_rounds.tables,
     "blob-stores": blob_stores.tables,
     "models-by-url": models_by_url.tables,
 }
 _NAMES = {
     "device-steps": device.BENCHMARK,
-    "masked-rounds": rounds.BENCHMARK,
     "buffered-rounds": buffered_rounds.BENCHMARK,
 }
 

@@ -1,4 +1,4 @@
-"""Write the generated pages of docs, and the tables of results that they link to."""
+"""Write the pages of docs that are generated from the product; `python -m studies.pages` writes those of results."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from scripts.reference import (
     configuration,
     exit_codes,
     metrics,
-    personalisation,
     preferences,
-    privacy,
-    results,
-    robustness,
     task_functions,
     topics,
     what_leaves,
@@ -23,10 +19,6 @@ from scripts.reference import (
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs"
 PAGES: Mapping[str, Callable[[], str]] = {
-    "explanation/methods.md": personalisation.page,
-    "explanation/privacy.md": privacy.page,
-    "explanation/results.md": results.page,
-    "explanation/when-devices-lie.md": robustness.page,
     "reference/cli.md": commands.page,
     "reference/conditions.md": conditions.page,
     "reference/configuration.md": configuration.page,
@@ -36,9 +28,6 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/task-functions.md": task_functions.page,
     "reference/topics.md": topics.page,
     "reference/what-leaves.md": what_leaves.page,
-    "../results/personalisation/tables.md": personalisation.tables,
-    "../results/robustness/tables.md": robustness.tables,
-    "../results/table2/experiments.md": results.experiments,
 }
 
 

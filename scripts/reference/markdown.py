@@ -9,11 +9,11 @@ from pathlib import Path
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(template: str, look_up: Callable[[str, str], str] | None = None, **parts: str) -> str:
+def render(template: str | Path, look_up: Callable[[str, str], str] | None = None, **parts: str) -> str:
     """Fill a template.
 
     Args:
-        template: File name of the template.
+        template: Path of the template; a name is one of scripts/reference/templates.
         look_up: Returns the text for `{{kind:name}}`; such a placeholder can be anywhere in the template.
         parts: The text for each `{{name}}`.
 

@@ -27,13 +27,12 @@ COMMANDS = sorted(
     if "    run_app(" in path.read_text("utf-8")
 )
 OWN_TESTS = {
-    "network.bytes": "test_bytes.py",
     "network.load": "test_load.py",
     "network.load_virtual": "test_load.py",
     "testbed.run": "test_testbed.py",
 }
 """Benchmarks whose toy size has a test file of its own: some need more than a broker."""
-NEED_PEERS = {"peers.appfl_fedbuff", "peers.flower_rules", "peers.pfllib_methods", "peers.published_code"}
+NEED_PEERS = {"peers.appfl_fedbuff", "peers.pfllib_methods"}
 """Benchmarks that run only in an environment with these peers."""
 MB = 1e6
 

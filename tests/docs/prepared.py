@@ -148,6 +148,7 @@ mkdir -p /var/lib/prometheus/node-exporter
     "docs/how-to/personal-model.md": USER,
     "docs/explanation/results.md": PROJECT,
     "docs/explanation/scale.md": PROJECT,
+    "docs/explanation/when-devices-lie.md": PROJECT,
     "docs/tutorials/ten-pis.md": "git clone ... fedpatch && cd fedpatch\n",
     "docs/how-to/service.md": "userdel fedpatch 2> /dev/null; groupdel fedpatch 2> /dev/null\n",
     "docs/how-to/your-device.md": f"""{HOUSE}{SERVICE}
@@ -185,8 +186,6 @@ BETWEEN = {
         "docs/reference/cli.md",
         "fedpatch-agent patches",
     ): "rm -rf fedpatch-agent-state; cp -a ../pi-7 fedpatch-agent-state\n",
-    ("docs/reference/cli.md", "fedpatch simulate paper"): PROJECT,
-    ("docs/reference/cli.md", "fedpatch simulate fleet"): PAGE,
     ("docs/how-to/fleet.md", ".venv/bin/ansible-vault create"): VAULT,
     ("docs/how-to/fleet.md", "export FEDPATCH_CA_DIR"): "fedpatch ca init --fleet kitchen "
     "--ca-dir ~/.local/share/fedpatch/kitchen/ca\n",

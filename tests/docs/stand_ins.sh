@@ -65,10 +65,7 @@ fedpatch() {
         "device add "* | "device rotate "*)  # the bundle of the line before has been carried to its device
             rm -f "$(option --out "$@")"; ours fedpatch "$@" ;;
         "simulate fleet "*) ours fedpatch "$@" --devices 30 --rounds 2 ;;
-        "simulate paper fig3"* | "simulate paper fig4"*) ours fedpatch "${@/--rounds/--seeds}" --seeds 1 --summary --results results ;;
-        "simulate robustness "*) ours fedpatch "$@" --clients 4 --rounds 1 --seeds 1 --rules mean,centred --attacks sign --workers 1 ;;
         "simulate compare "*) ours fedpatch "$@" --clients 4 --rounds 2 --seeds 1 --task "$(small_task "$@")" --workers 1 ;;
-        "simulate paper "*) ours fedpatch "$@" --seeds 1 --results results ;;  # has all results, so nothing is computed
         # Noise on the mean of a few clients would make the model infinite.
         "simulate "*" --dp "*) ours fedpatch "$@" --clients 60 --rounds 2 --workers 1 ;;
         "simulate "*) ours fedpatch "$@" --clients 4 --rounds 2 --task "$(small_task "$@")" --target-ua 0.2 --workers 1 ;;
@@ -165,6 +162,13 @@ case $name in
                     for marker in ${word//not / }; do [[ $word != not\ * || $marker = and ]] || grep -q "\"$marker[:(]" pyproject.toml || refuse "no marker $marker"; done
                 done ;;
             "-m dashboards") exec "$READER_PYTHON" "$@" ;;
+            "-m studies.paper")
+                case "$*" in
+                    *--summary*) exec "$READER_PYTHON" "$@" ;;
+                    *" fig3 "* | *" fig4 "*) exec "$READER_PYTHON" "${@/--rounds/--seeds}" --seeds 1 --summary --results results ;;
+                    *) exec "$READER_PYTHON" "$@" --seeds 1 --results results ;;  # has all results, so nothing is computed
+                esac ;;
+            "-m studies.robustness") exec "$READER_PYTHON" "$@" --clients 4 --rounds 1 --seeds 1 --rules mean,centred --attacks sign --workers 1 ;;
             "-m "*) ours parse "${@:2}" ;;
             *) exec "$READER_PYTHON" "$@" ;;
         esac ;;

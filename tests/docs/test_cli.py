@@ -116,7 +116,7 @@ def test_the_page_names_all_settings_with_which_a_run_is_resumed_although_they_d
 
 
 def test_the_commands_of_the_simulator_are_among_them():
-    assert {("fedpatch", "simulate", *more) for more in ((), ("paper",), ("fleet",))} <= set(COMMANDS)
+    assert {("fedpatch", "simulate", *more) for more in ((), ("compare",), ("fleet",))} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

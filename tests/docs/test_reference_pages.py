@@ -1,4 +1,4 @@
-"""Pages of docs that are generated from code and results: they equal the output of `python -m scripts.reference`."""
+"""Pages of docs that are generated from code: they equal the output of `python -m scripts.reference`."""
 
 from __future__ import annotations
 

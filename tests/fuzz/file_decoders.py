@@ -47,9 +47,9 @@ from fedpatch.shared.tasks.examples import ReadingsFormat, read
 from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.simulator.experiment import checkpoint as simulation
 from fedpatch.simulator.experiment.output_folder import OUTCOME_FILE, StudyFolder, to_json
-from fedpatch.simulator.paper.experiments import select_cells, study_of
-from fedpatch.simulator.paper.results import Result, Results
 from fedpatch.simulator.spec.study import Outcome, Point, Study
+from studies.paper.experiments import select_cells, study_of
+from studies.paper.results import Result, Results
 from tests.coordinator.fake_link import RecordedLink
 from tests.coordinator.registry_builders import seen
 from tests.device_agent.jobs import REQUEST

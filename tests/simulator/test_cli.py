@@ -232,7 +232,7 @@ def test_default_patch_is_affine_and_none_for_baselines(fedpatch, engine):
         (("--device", "gpu"), "did you mean 'cpu'"),
         (("--task", "didgits"), "did you mean 'digits'"),
         (("--private", "names:*"), "use --strategy independent"),
-        (("--seed", "7", "paper"), "--seed stands before 'paper'"),
+        (("--seed", "7", "compare"), "--seed stands before 'compare'"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_computed(fedpatch, engine, argv, words):
@@ -242,7 +242,7 @@ def test_wrong_options_are_refused_before_anything_is_computed(fedpatch, engine,
 
 
 def test_options_of_logs_before_a_subcommand_apply_to_it(fedpatch):
-    ended = fedpatch("simulate", "--debug", "--log-format", "logfmt", "paper", "table9")
+    ended = fedpatch("simulate", "--debug", "--log-format", "logfmt", "compare", "--task", "didgits")
     assert ended.code == 2
     assert "level=debug logger=fedpatch.command message=UsageError trace=" in ended.err
 

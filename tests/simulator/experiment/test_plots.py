@@ -67,7 +67,7 @@ def test_the_svg_is_whole(tmp_path):
 def test_matplotlib_is_loaded_only_to_draw():
     program = (
         "import sys; from fedpatch.simulator.experiment import plots;"
-        "from fedpatch.simulator.paper import command, comparison, figures;"
+        "from studies.paper import __main__, comparison, figures;"
         "plots.require_matplotlib(); print('matplotlib' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -19,8 +19,8 @@ from fedpatch.shared.tasks.bundled.digits import TASK as DIGITS
 from fedpatch.shared.tasks.bundled.mnist import TASK as MNIST
 from fedpatch.shared.tasks.task import Task
 from fedpatch.simulator.experiment.options import make_study
-from fedpatch.simulator.paper.experiments import cells_of, study_of
 from fedpatch.simulator.spec.study import BASELINES, Outcome, Point, Study
+from studies.paper.experiments import cells_of, study_of
 
 TASKS = {"mnist": MNIST, "cifar10": CIFAR10}
 

@@ -1,4 +1,0 @@
-"""The experiments of the paper: definition, runner, results, comparison with the published figures.
-
-No other package imports this one.
-"""

@@ -1,0 +1,1 @@
+"""Rounds and bytes to a target user accuracy, for every encoding."""

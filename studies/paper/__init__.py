@@ -1,0 +1,1 @@
+"""The experiments of the paper: definition, runner, results, comparison with the published figures."""

@@ -1,0 +1,1 @@
+"""Rules of aggregation under attacks, of fedpatch and of Flower."""
