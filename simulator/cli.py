@@ -102,7 +102,7 @@ Trackers = Annotated[
     list[str] | None,
     typer.Option("--tracker", metavar="NAME", help="Experiment tracker (repeatable), as of fedpatch run."),
 ]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for outcome.json and curve.csv, .png, .svg.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for outcome.json, curve.csv and curve.svg.")]
 
 
 def _options() -> Iterator[Parameter]:

@@ -56,7 +56,7 @@ def coordination(  # noqa: PLR0913 - one keyword per choice of the user
         Path, typer.Option(metavar="PATH", help="Python of the environment that holds Flower.")
     ] = PEERS_PYTHON,
     show: Show = None,
-    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw coordination.png and .svg there.")] = None,
+    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw coordination.svg there.")] = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:

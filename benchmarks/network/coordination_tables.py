@@ -71,7 +71,7 @@ def _model(one: dict[str, Any]) -> str:
 
 
 def draw(document: Document, folder: Path) -> None:
-    """Draw seconds per round over the number of devices, as coordination.png and coordination.svg."""
+    """Draw seconds per round over the number of devices, as coordination.svg."""
     from matplotlib.figure import Figure
 
     tasks = sorted({one["task"] for one in document["measured"]}, reverse=True)

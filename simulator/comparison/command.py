@@ -89,7 +89,7 @@ def compare(  # noqa: PLR0913  (a command has as many arguments as it has option
     """Simulate methods and learning alone on the same split; recommend one for each task.
 
     A method that does not fit the model is left out. With --out a repeated command computes only what is missing; the
-    folder gets TASK.json with each client's figures, comparison.md, .png and .svg.
+    folder gets TASK.json with each client's figures, comparison.md and comparison.svg.
     """
     from fedpatch.coordinator.find_strategy import find_strategy
     from fedpatch.shared.tasks.task import find_task

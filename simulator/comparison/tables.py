@@ -67,8 +67,8 @@ def markdown(tables: Sequence[TaskTable], target_ua: float | None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def draw(tables: Sequence[TaskTable], stem: Path) -> list[Path]:
-    """Draw mean and worst tenth of each method as `stem`.png and `stem`.svg, a panel for each task; return both paths."""
+def draw(tables: Sequence[TaskTable], stem: Path) -> Path:
+    """Draw mean and worst tenth of each method as `stem`.svg, a panel for each task; return its path."""
     height = 1.0 + _ROW_IN * max(len(one.rows) for one in tables)
     with drawing(1, len(tables), width_in=1.0 + _PANEL_IN * len(tables), height_in=height) as (figure, panels):
         for axes, one in zip(panels[0], tables, strict=True):

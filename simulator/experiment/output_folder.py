@@ -17,7 +17,7 @@ from fedpatch.simulator.spec.study import Outcome, Point, Study
 
 OUTCOME_FILE = "outcome.json"
 CURVE_FILE = "curve.csv"
-PICTURES = ("curve.png", "curve.svg")
+PICTURE = "curve.svg"
 UNFINISHED = ".unfinished"
 
 _READABLE = 0o644
@@ -40,7 +40,7 @@ class StudyFolder:
     def _read(self) -> Outcome | None:
         file = self.path / OUTCOME_FILE
         if not file.exists():
-            foreign = [name for name in (CURVE_FILE, *PICTURES) if (self.path / name).exists()]
+            foreign = [name for name in (CURVE_FILE, PICTURE) if (self.path / name).exists()]
             if foreign:
                 raise UsageError(
                     f"{self.path}/{foreign[0]} is not of a study here, and would be lost; choose another --out"
@@ -54,10 +54,10 @@ class StudyFolder:
     @property
     def whole(self) -> bool:
         """False if a process ended before it had written all files of a complete outcome."""
-        return not self.unfinished.exists() and all((self.path / name).exists() for name in (CURVE_FILE, *PICTURES))
+        return not self.unfinished.exists() and all((self.path / name).exists() for name in (CURVE_FILE, PICTURE))
 
     def write(self, outcome: Outcome) -> None:
-        """Write the four files. `outcome` may be of an interrupted study; a complete outcome deletes the checkpoint."""
+        """Write the three files. `outcome` may be of an interrupted study; a complete outcome deletes the checkpoint."""
         figure = draw_outcome(outcome)
         for name, text in ((OUTCOME_FILE, f"{to_json(outcome)}\n"), (CURVE_FILE, to_csv(outcome))):
             write_atomic(self.path / name, text.encode(), mode=_READABLE)

@@ -1,6 +1,6 @@
 """The picture of a study's user accuracy over rounds, and the common parts of all pictures.
 
-Common parts are the files (PNG and SVG), the style, means with their confidence, smoothing, and the legend. matplotlib is
+Common parts are the SVG file, the style, means with their confidence, smoothing, and the legend. matplotlib is
 imported only when a picture is drawn, with a backend that needs no display.
 """
 
@@ -77,7 +77,6 @@ def title(study: Study) -> str:
 # Okabe and Ito's colours, which people with any colour vision can distinguish.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 
-DPI = 150
 _READABLE = 0o644
 
 # Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1.
@@ -115,28 +114,20 @@ def drawing(
         yield figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write `stem`.png and `stem`.svg, each completely or not at all; return both. Call it within the block of `drawing`.
+def save(figure: Figure, stem: Path) -> Path:
+    """Write `stem`.svg completely or not at all; return its path. Call it within the block of `drawing`.
 
     The same figure gives the same bytes: the SVG has no date, no random ids and no spaces at line ends.
     """
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    svg = re.sub(rb"[ \t]+$", b"", _encoded(figure, "svg", {"Date": None}), flags=re.MULTILINE)
-    written = []
-    for suffix, encoded in ((".png", _encoded(figure, "png", {})), (".svg", svg)):
-        path = stem.with_name(stem.name + suffix)
-        write_atomic(path, encoded, mode=_READABLE)
-        written.append(path)
-    return written
-
-
-def _encoded(figure: Figure, form: str, metadata: dict[str, Any]) -> bytes:
     from matplotlib import rc_context
 
     file = io.BytesIO()
     with rc_context({"svg.hashsalt": "fedpatch"}):
-        figure.savefig(file, format=form, dpi=DPI, metadata=metadata)
-    return file.getvalue()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    path = stem.with_name(f"{stem.name}.svg")
+    write_atomic(path, re.sub(rb"[ \t]+$", b"", file.getvalue(), flags=re.MULTILINE), mode=_READABLE)
+    return path
 
 
 def mean_and_confidence(curves: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray | None]:

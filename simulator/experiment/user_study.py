@@ -158,7 +158,7 @@ def simulate(
         rounds: Rounds after which the simulation ends.
         target_ua: User accuracy at which the simulation ends earlier.
         progress: Whether to show the progress; None: if a terminal or notebook can show it.
-        out: Folder for outcome.json and curve.csv, .png, .svg. The same call continues an interrupted simulation there.
+        out: Folder for outcome.json, curve.csv and curve.svg. The same call continues an interrupted simulation there.
         more: Further terms by the names of the command's options, such as `strategy`, `private`, `participation`, `seed`,
             `data` or `secure`; and `workers`, `device`, `data_root`, and `trackers`, a sequence of NAME or NAME:PLACE.
 

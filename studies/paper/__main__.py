@@ -316,8 +316,7 @@ def _draw_fig5(comparisons: Sequence[Comparison], folder: Path) -> None:
     from studies.paper.figures import draw_fig5
 
     if any(one.results for one in comparisons):
-        for path in draw_fig5(comparisons, folder / "fig5" / "fig5"):
-            say(f"drawn: {path}")
+        say(f"drawn: {draw_fig5(comparisons, folder / 'fig5' / 'fig5')}")
 
 
 def _draw_measured(
@@ -327,14 +326,14 @@ def _draw_measured(
     from studies.paper.figures import draw_fig3, draw_fig4
 
     require_matplotlib()
-    draw = {"fig3": draw_fig3, "fig4": draw_fig4}[which]
     chosen = seeds if measure else measured_seeds(folder / which) or seeds
     measured = [measure(seed) if measure else _read_measured(folder / which / f"seed{seed}.json") for seed in chosen]
     for seed, one in zip(chosen, measured, strict=True):
         _require_whole(one, which, seed)
     if len({(one["rounds"], one["steps_per_round"]) for one in measured}) > 1:
         raise UsageError(f"the seeds of {which} have other numbers of rounds; measure them again with one --rounds")
-    pictures = [str(path) for path in draw(measured, folder / which / which)]
+    stem = folder / which / which
+    pictures = [str(path) for path in (draw_fig3(measured, stem) if which == "fig3" else [draw_fig4(measured, stem)])]
     typer.echo(json.dumps({"pictures": pictures}) if as_json else "\n".join(pictures))
 
 

@@ -40,14 +40,14 @@ _Curves = Sequence[Mapping[str, Sequence[float]]]
 def draw_fig3(seeds: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
     """Draw panel (a) as `stem`-a and panel (b) as `stem`-b, means over the seeds; (b) draws each seed's "layers"."""
     panel_a = draw_fig3a(seeds, stem.with_name(f"{stem.name}-a"))
-    return [*panel_a, *draw_fig3b([one["layers"] for one in seeds], stem.with_name(f"{stem.name}-b"))]
+    return [panel_a, draw_fig3b([one["layers"] for one in seeds], stem.with_name(f"{stem.name}-b"))]
 
 
-def draw_fig3a(seeds: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
+def draw_fig3a(seeds: Sequence[Mapping[str, Any]], stem: Path) -> Path:
     """Draw user accuracy at every step of a few rounds, aggregations as vertical lines.
 
     An entry of `seeds` is {"ind": [...], "fl": [...], "mtfl": [...], "steps_per_round": n}; a list has, per round, user
-    accuracy after aggregation and then after each of n steps. Returns the paths of the PNG and the SVG.
+    accuracy after aggregation and then after each of n steps. Returns the path of the SVG.
     """
     steps = int(seeds[0]["steps_per_round"])
     with drawing(1, 1, width_in=6.0, height_in=3.4) as (figure, panels):
@@ -64,13 +64,13 @@ def draw_fig3a(seeds: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
         return save(figure, stem)
 
 
-def draw_fig3b(seeds: Sequence[Sequence[Mapping[str, Any]]], stem: Path) -> list[Path]:
+def draw_fig3b(seeds: Sequence[Sequence[Mapping[str, Any]]], stem: Path) -> Path:
     """Draw how far aggregation moves the outputs of a batch norm layer, for a private and for a federated layer.
 
     Each seed has one entry per layer and round: {"layer", "round", "mean_shift_private", "mean_shift_federated",
     "var_shift_private", "var_shift_federated", "share_holding_mean", "share_holding_var"}: the two sides of Eq. (10),
     averaged over neurons and clients, and the share of these for which Eq. (10) holds. A row of panels per layer. Returns
-    the paths of the PNG and the SVG.
+    the path of the SVG.
     """
     names = list(dict.fromkeys(one["layer"] for one in seeds[0]))
     with drawing(len(names), 3, width_in=10.0, height_in=0.6 + 2.5 * len(names), sharex="row") as (figure, panels):
@@ -149,12 +149,12 @@ _INSET_ROUNDS = 4
 _FAINT = 0.35
 
 
-def draw_fig4(seeds: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
+def draw_fig4(seeds: Sequence[Mapping[str, Any]], stem: Path) -> Path:
     """Draw three panels, each with one kind of patch beside none; training accuracy faint, test accuracy solid.
 
     An entry of `seeds` is {"policies": {policy: {"train": [...], "test": [...]}}, "steps_per_round": n}, policies none,
     stats, affine and all; a list holds, per round, user accuracy after aggregation and then after each of n steps. All is
-    smoothed except the inset of panel (b), which shows the drops at aggregation. Returns the paths of the PNG and the SVG.
+    smoothed except the inset of panel (b), which shows the drops at aggregation. Returns the path of the SVG.
     """
     steps = int(seeds[0]["steps_per_round"])
     policies = {name: [one["policies"][name] for one in seeds] for name in seeds[0]["policies"]}
@@ -218,10 +218,10 @@ _LINES = {
 _LOWEST_PERCENT = {"mnist": 80.0, "cifar10": 30.0}  # lower values occur only in the first few rounds
 
 
-def draw_fig5(comparisons: Sequence[Comparison], stem: Path) -> list[Path]:
+def draw_fig5(comparisons: Sequence[Comparison], stem: Path) -> Path:
     """Draw the computed parts of Fig. 5: the mean over the seeds, and its 95 % confidence interval if there are several.
 
-    Returns the paths of the PNG and the SVG.
+    Returns the path of the SVG.
     """
     tasks = [task for task in TARGET_UA if any(one.cell.task == task and one.results for one in comparisons)]
     rows = max(1, len(tasks))

@@ -31,7 +31,7 @@ AS_WRITTEN = (
 )
 SMALL = tuple(shlex.split("simulate --task digits --clients 4 --strategy fedavg --rounds 3 --target-ua 0.8"))
 
-FILES = {"curve.csv", "curve.png", "curve.svg", "outcome.json"}
+FILES = {"curve.csv", "curve.svg", "outcome.json"}
 
 
 class Engine:
@@ -202,7 +202,7 @@ def test_folder_of_another_study_is_refused(fedpatch, engine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("outcome.json", "[1]"), ("outcome.json", "{"), ("outcome.json", "{}"), ("curve.png", "x")]
+    ("name", "content"), [("outcome.json", "[1]"), ("outcome.json", "{"), ("outcome.json", "{}"), ("curve.svg", "x")]
 )
 def test_folder_with_foreign_files_is_refused(fedpatch, engine, tmp_path, name, content):
     (tmp_path / name).write_text(content)

@@ -115,7 +115,7 @@ def test_repeated_command_computes_only_the_new_seed_and_method(tmp_path):
     assert sorted(computed) == [("ditto", "0"), ("ditto", "1"), ("fedavg", "1"), ("independent", "1")]
     assert {path.name for path in tmp_path.iterdir()} == {
         "digits.json",
-        *(f"comparison.{kind}" for kind in ("md", "png", "svg")),
+        *(f"comparison.{kind}" for kind in ("md", "svg")),
     }
     kept = CliRunner().invoke(app, more)
     assert json.loads(kept.stdout) == json.loads(again.stdout)

@@ -13,7 +13,7 @@ import fedpatch
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.trackers import tracking
 from fedpatch.shared.trackers.tracker import TrackedRound, TrackedRun
-from fedpatch.simulator.experiment.output_folder import CURVE_FILE, OUTCOME_FILE, PICTURES
+from fedpatch.simulator.experiment.output_folder import CURVE_FILE, OUTCOME_FILE, PICTURE
 from fedpatch.simulator.experiment.user_study import study_of
 from tests.simulator.small_task import TASK
 
@@ -63,7 +63,7 @@ def test_a_simulation_killed_while_it_writes_its_files_completes_them_when_repea
         fedpatch.simulate("digits", **terms)
     left = json.loads((tmp_path / OUTCOME_FILE).read_text("utf-8"))
     fedpatch.simulate("digits", **terms)
-    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([OUTCOME_FILE, CURVE_FILE, *PICTURES])
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([OUTCOME_FILE, CURVE_FILE, PICTURE])
     assert json.loads((tmp_path / OUTCOME_FILE).read_text("utf-8")) == left
 
 

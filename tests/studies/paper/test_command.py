@@ -204,9 +204,8 @@ def test_fig_5_is_drawn(program, tmp_path):
     ended = program("fig5", "--cells", "mnist/*/W200/C1.0")
     assert ended.code == 0
     assert "fig5/mnist/pfedme/none/W200/C1.0, seed 0: user accuracy 0.970 after 200 rounds, 50 s" in ended.err
-    drawn = [tmp_path / "results" / "fig5" / name for name in ("fig5.png", "fig5.svg")]
-    assert all(path.stat().st_size > 5_000 for path in drawn)
-    assert ended.err.splitlines()[-2:] == ["drawn: results/fig5/fig5.png", "drawn: results/fig5/fig5.svg"]
+    assert (tmp_path / "results" / "fig5" / "fig5.svg").stat().st_size > 5_000
+    assert ended.err.splitlines()[-1] == "drawn: results/fig5/fig5.svg"
 
 
 @pytest.mark.medium
@@ -240,7 +239,7 @@ def test_fig_4_is_measured_and_drawn(program, monkeypatch, tmp_path, way):
     (tmp_path / "results" / "fig4").mkdir(parents=True)
     (tmp_path / "results" / "fig4" / "seed0.json").write_text(json.dumps(FIG_4))
     ended = program("fig4", *(way or ("--rounds", 2)))
-    pictures = ["results/fig4/fig4.png", "results/fig4/fig4.svg"]
+    pictures = ["results/fig4/fig4.svg"]
     assert (ended.code, ended.out.splitlines()) == (0, pictures)
     assert all((tmp_path / path).exists() for path in pictures)
     assert asked == ([] if way else [(Path("results"), 0, 2)])
