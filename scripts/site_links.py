@@ -1,7 +1,8 @@
 """Hook of MkDocs (mkdocs.yml): adds the files outside of docs/ that the pages of docs/ link to.
 
 Links in docs/ point from file to file, as on a code host. On the site, README.md is the first page; other Markdown files are
-pages and pictures are files below `project/`; any other file is shown on a page, and a folder is listed on a page.
+pages and pictures are files below `project/`; of a table in JSON Lines the first line is shown on a page, of any other file
+the whole, and a folder is listed on a page.
 """
 
 from __future__ import annotations
@@ -102,4 +103,11 @@ def _brought(root: Path, path: str, config: MkDocsConfig) -> File:
     if uri == _ELSEWHERE + path or path == _HOME:
         return File.generated(config, uri, abs_src_path=str(source))
     text = source.read_text("utf-8")
+    if source.suffix == ".jsonl":
+        first = text.partition("\n")[0]
+        return File.generated(
+            config,
+            uri,
+            content=f"# {path}\n\n{text.count(chr(10))} lines of JSON. The first:\n\n````json\n{first}\n````\n",
+        )
     return File.generated(config, uri, content=f"# {path}\n\n````{_LANGUAGES.get(source.suffix, 'text')}\n{text}````\n")

@@ -124,7 +124,7 @@ def _cell(participation: float) -> Cell:
 
 
 def _recorded(participation: float, seed: int) -> Document | None:
-    """Return the run of results/table2 with whole values; its bytes are not counted."""
+    """Return the run of results/table2.jsonl with whole values; its bytes are not counted."""
     results, cell = Results(ROOT / "results"), _cell(participation)
     result = results.read(cell, seed)
     if result is None:

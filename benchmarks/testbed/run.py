@@ -14,11 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.support.documents import kept
 from benchmarks.support.report import command_line, machine
 from benchmarks.testbed.cells import CPUS, DATASETS, Cell, find_cells
 from benchmarks.testbed.play import Federation, hosts_for, play_alone
-from benchmarks.testbed.table import markdown
+from benchmarks.testbed.table import TestbedRecords, documents_of, markdown, records_in
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.signals import interruptible
 
@@ -32,9 +31,9 @@ def testbed(
         int, typer.Option(min=1, metavar="N", help="Seeds of the data, the initial model and the batches: 0 to N-1.")
     ] = 1,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of each cell.")] = 10,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where each cell's JSON goes; those there are kept.")] = Path(
-        "results/testbed"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="File with a line of JSON for each cell and seed, which are kept.")
+    ] = Path("results/testbed.jsonl"),
     again: Annotated[bool, typer.Option("--again", help="Play cells too that are there already.")] = False,
     toy: Annotated[bool, typer.Option("--toy", help="A smoke test: task digits, two rounds.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
@@ -46,13 +45,13 @@ def testbed(
     """
     datasets = ("digits",) if toy else ("mnist", "cifar10")
     wanted = find_cells(cells, datasets)
-    rounds = 2 if toy else rounds
+    rounds, kept = 2 if toy else rounds, records_in(out)
     with interruptible():
         for seed in range(seeds):
-            missing = wanted if again else [cell for cell in wanted if not _file(out, cell, seed).exists()]
+            missing = wanted if again else [cell for cell in wanted if (cell.name, seed) not in kept.keys]
             for dataset, group in groupby(missing, lambda cell: cell.dataset):
-                _play(dataset, list(group), seed, rounds, out)
-    found = {cell: [json.loads(_file(out, cell, seed).read_bytes()) for seed in range(seeds)] for cell in wanted}
+                _play(dataset, list(group), seed, rounds, kept)
+    found = {cell: [one for one in documents_of(kept, cell) if one["seed"] < seeds] for cell in wanted}
     if as_json:
         by_name = {cell.name: documents for cell, documents in found.items()}
         typer.echo(json.dumps(by_name, allow_nan=False))
@@ -61,33 +60,29 @@ def testbed(
             typer.echo(line)
 
 
-def _play(dataset: str, cells: list[Cell], seed: int, rounds: int, out: Path) -> None:
+def _play(dataset: str, cells: list[Cell], seed: int, rounds: int, kept: TestbedRecords) -> None:
     federated = [cell for cell in cells if cell.scheme != "independent"]
     with tempfile.TemporaryDirectory(prefix="fedpatch-testbed-") as folder, hosts_for(DATASETS[dataset]) as hosts:
         federation = Federation(hosts, DATASETS[dataset], Path(folder), seed)
         with federation.at_work() if federated else nullcontext():
             for cell in federated:
-                _keep(out, cell, seed, partial(federation.play, cell, rounds))
+                _keep(kept, cell, seed, partial(federation.play, cell, rounds))
         for cell in cells:
             if cell.scheme == "independent":
-                _keep(out, cell, seed, partial(play_alone, hosts, DATASETS[dataset], rounds, seed))
+                _keep(kept, cell, seed, partial(play_alone, hosts, DATASETS[dataset], rounds, seed))
 
 
-def _keep(out: Path, cell: Cell, seed: int, play: Callable[[], dict[str, Any]]) -> None:
+def _keep(kept: TestbedRecords, cell: Cell, seed: int, play: Callable[[], dict[str, Any]]) -> None:
     typer.echo(f"{cell.name}, seed {seed} ...", err=True)
     began, terms = time.monotonic(), _terms(cell, seed)
     document = play() | {"cell": cell.name, "seed": seed, "seconds": time.monotonic() - began, **terms}
-    kept(document, _file(out, cell, seed))
+    kept.put(document)
 
 
 def _terms(cell: Cell, seed: int) -> dict[str, Any]:
     dataset = DATASETS[cell.dataset]
     terms = {"cpus": CPUS, "rate_bit_s": dataset.rate_bit_s, "data": dataset.data(0, seed)}
     return {**terms, "command": command_line("testbed.run"), "machine": machine()}
-
-
-def _file(out: Path, cell: Cell, seed: int) -> Path:
-    return out / f"{cell.name}-seed{seed}.json"
 
 
 if __name__ == "__main__":

@@ -5,13 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks.support.documents import table
+from benchmarks.support.json_lines import JsonLines
 from benchmarks.testbed.cells import DATASETS, ENCODINGS, PAPER, TITLES, Cell
 
 PARTS = ("down", "client", "up", "server")
 Documents = Sequence[Mapping[str, Any]]
+TestbedRecords = JsonLines[tuple[str, int]]
+"""Documents by name of the cell and seed."""
 _HEADINGS = (
     "",
     "updates as",
@@ -24,6 +28,17 @@ _HEADINGS = (
     "paper: s per round",
     "down / client / up / server",
 )
+
+
+def records_in(path: Path) -> TestbedRecords:
+    """Return the documents in a file that `python -m benchmarks.testbed.run` writes."""
+    return JsonLines(path, lambda record: (record["cell"], record["seed"]))
+
+
+def documents_of(records: TestbedRecords, cell: Cell) -> Documents:
+    """Return the documents of a cell, seed by seed."""
+    found = [one for one in records.records() if one["cell"] == cell.name]
+    return sorted(found, key=lambda one: one["seed"])
 
 
 def markdown(found: Mapping[Cell, Documents], *, plain: bool = False) -> Iterator[str]:

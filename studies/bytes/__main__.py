@@ -12,15 +12,15 @@ from typing import Annotated
 import typer
 
 from benchmarks.support.documents import table
+from benchmarks.support.json_lines import UNFINISHED, JsonLines
 from benchmarks.support.report import command_line
 from fedpatch.shared.app.command import AsJson, command, run_app
-from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.app.signals import interruptible
 from fedpatch.shared.wire.messages import ENCODINGS
 from fedpatch.simulator.experiment.plots import save
 from studies.bytes.curves import draw
-from studies.bytes.runs import DEFAULT_CELL, Run, Setting, play
+from studies.bytes.runs import DEFAULT_CELL, Run, RunKey, Setting, play
 
 STRATEGIES = ("fedavg", "fedavg-adam")
 # fp16 is fp16+zstd without zstd: the same values, and a constant size.
@@ -41,7 +41,8 @@ def count(
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="Processes to compute with.")] = 4,
     toy: Annotated[bool, typer.Option("--toy", help="A few clients of task digits, to see that it works.")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep each run there; what is there is not played again.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for runs.jsonl and pictures; a run that is there is kept."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -84,20 +85,23 @@ def _cases(
 def _kept(setting: Setting, strategy: str, private: str, encoding: str, seed: int, out: Path | None) -> Run:
     if out is None:
         return play(setting, strategy, private, encoding, seed)
-    file = out / f"{_prefix(setting)}{strategy}-{private}-{encoding.replace('+', '-')}-seed{seed}.json"
-    if file.exists():
-        return Run(**json.loads(file.read_text("utf-8")))
-    saved = file.with_suffix(".saved")
+    known = runs_in(out)
+    if (kept := known.get((setting.where, strategy, private, encoding, seed))) is not None:
+        return Run(**kept)
+    saved = out / UNFINISHED / f"{_prefix(setting)}{strategy}-{private}-{encoding}-seed{seed}"
     run = play(setting, strategy, private, encoding, seed, saved=saved)
-    text = json.dumps(asdict(run), allow_nan=False)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(file, f"{text}\n".encode(), mode=0o644)
+    known.put(asdict(run))
     shutil.rmtree(saved, ignore_errors=True)
     return run
 
 
+def runs_in(folder: Path) -> JsonLines[RunKey]:
+    """Return the runs that are kept in a folder."""
+    return JsonLines(folder / "runs.jsonl", lambda record: Run(**record).key)
+
+
 def _prefix(setting: Setting) -> str:
-    """Return the prefix of file names, which distinguishes other cells and the toy size from the default cell."""
+    """Return the prefix of the names of pictures and states, for other cells and the toy size."""
     cell = "" if setting.cell == DEFAULT_CELL else f"{setting.cell.replace('/', '-')}-"
     return f"toy-{cell}" if setting.toy else cell
 

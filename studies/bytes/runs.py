@@ -25,6 +25,9 @@ TABLE_2 = ROOT / "results"
 _CURVE_DIGITS = 5
 DEFAULT_CELL = "mnist/W200/C1.0"
 
+RunKey = tuple[str, str, str, str, int]
+"""The terms of a run: cell, strategy, policy, encoding, seed."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -43,6 +46,11 @@ class Setting:
     cell: str = DEFAULT_CELL
 
     @property
+    def where(self) -> str:
+        """The cell; `toy` for the toy size."""
+        return "toy" if self.toy else self.cell
+
+    @property
     def target_ua(self) -> float:
         """The paper's target; with `toy` a target that a few rounds reach."""
         return 0.9 if self.toy else TARGET_UA[self.cell.partition("/")[0]]
@@ -53,7 +61,8 @@ class Run:
     """The result of a run.
 
     Bytes are those of all `clients`: `bytes_down[t]` to download the model after t rounds, `bytes_up[t]` of the updates
-    of round t + 1. `curve_from` is the stored result of the same study if no simulation was needed.
+    of round t + 1. `cell` is the setting's, or `toy`.
+    `curve_from` is the stored result of the same study if no simulation was needed.
     """
 
     strategy: str
@@ -70,7 +79,13 @@ class Run:
     seconds: float
     command: str
     fedpatch: str
+    cell: str
     curve_from: str = ""
+
+    @property
+    def key(self) -> RunKey:
+        """The terms of the run."""
+        return self.cell, self.strategy, self.private, self.encoding, self.seed
 
     @property
     def name(self) -> str:
@@ -109,6 +124,7 @@ def play(setting: Setting, strategy: str, private: str, encoding: str, seed: int
         round(outcome.seconds, 1),
         setting.command,
         __version__,
+        setting.where,
     )
 
 
@@ -159,7 +175,8 @@ def _known(setting: Setting, study: Study) -> Run | None:
         result.seconds,
         setting.command,
         __version__,
-        str(results.path(cell, study.seed).relative_to(TABLE_2.parent)),
+        setting.where,
+        f"results/table2.jsonl, {cell.name}, seed {study.seed}",
     )
 
 

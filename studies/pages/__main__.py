@@ -16,7 +16,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "../results/benchmarks/masked-rounds.md": masked_rounds.page,
     "../results/personalisation/tables.md": personalisation.tables,
     "../results/robustness/tables.md": robustness.tables,
-    "../results/table2/experiments.md": results.experiments,
+    "../results/experiments.md": results.experiments,
 }
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.support.json_lines import JsonLines, Record
 from scripts.reference.markdown import render, span, table
 from studies.pages import RESULTS, TEMPLATES, differences, machines, testbed
 from studies.pages.differences import or_infinity
@@ -17,12 +16,14 @@ from studies.paper.experiments import (
     TABLE3_EVEN,
     select_cells,
 )
-from studies.paper.results import Results, measured_seeds
+from studies.paper.results import Results, measurements
 from studies.paper.tuning import choose_rates
 
 _LOW_RATES = "rate0.03-server0.003"
 _PUBLISHED_RATES = "rate0.3-server0.01"
 _POLICIES = ("none", "stats", "affine", "all")
+_TERMS = ("task", "strategy", "private", "clients", "participation", "learning_rate", "seed")
+"""The terms that distinguish outcomes of `fedpatch simulate`."""
 _STRATEGIES = {"fedavg": "FedAvg", "fedadam": "FedAdam", "fedavg-adam": "FedAvg-Adam"}
 # Classes of docs/examples/adam_constants.py.
 _CONSTANTS = {
@@ -97,10 +98,10 @@ def page() -> str:
         fig5=fig5(store),
         **overtaking(store),
         equation_10=equation_10(),
-        **testbed.table4(RESULTS / "testbed"),
+        **testbed.table4(RESULTS / "testbed.jsonl"),
         demo_task=demo_task(),
         adam_constants=adam_constants(),
-        fedavg_low_rate=_rounds_of(RESULTS / "fedavg-rate" / "stats-W200-C0.5-seed0.json"),
+        fedavg_low_rate="".join(map(_rounds_of, outcomes("fedavg-rate"))),
         all_share=share_of_rounds(store, "mnist/fedavg/all/W200/C1.0", "mnist/fedavg/none/W200/C1.0"),
         **fig3(),
         **fig4(),
@@ -287,8 +288,7 @@ def overtaking(store: Results) -> dict[str, str]:
 
 def measured(which: str) -> list[dict[str, Any]]:
     """Return the measurements of Fig. 3 or 4, one for each seed."""
-    folder = RESULTS / which
-    return [json.loads((folder / f"seed{seed}.json").read_bytes()) for seed in measured_seeds(folder)]
+    return sorted(measurements(RESULTS, which).records(), key=lambda one: int(one["seed"]))
 
 
 def fig3() -> dict[str, str]:
@@ -368,23 +368,34 @@ def demo_task() -> str:
     """Format the rounds to target of each strategy and policy on the demo's task."""
     rows = []
     for strategy, name in _STRATEGIES.items():
-        outcomes = [json.loads((RESULTS / "demo-task" / f"{strategy}-{one}.json").read_bytes()) for one in _POLICIES]
-        rows.append((name, *(_demo_entry(one) for one in outcomes)))
+        by_policy = {one["study"]["private"]: one for one in outcomes("demo-task", strategy)}
+        rows.append((name, *(_demo_entry(by_policy[policy]) for policy in _POLICIES)))
     return table(("completed rounds when UA is first 0.97 (of 60)", *(f"`{one}`" for one in _POLICIES)), rows)
 
 
 def adam_constants() -> str:
     """Return the rounds of an open cell with other constants of Adam, seed by seed, as `beta_2 = 0.9: 28, 24`."""
-    folder = RESULTS / "adam-constants"
     texts = []
     for name, words in _CONSTANTS.items():
-        rounds = (_rounds_of(path) for path in sorted(folder.glob(f"{name}-seed*.json")))
+        rounds = map(_rounds_of, outcomes("adam-constants", f"adam_constants:{name}"))
         texts.append(f"{words}: {', '.join(rounds)}")
     return "; ".join(texts)
 
 
-def _rounds_of(outcome: Path) -> str:
-    return format_rounds(json.loads(outcome.read_bytes())["rounds_to_target"])
+def outcomes(name: str, strategy: str | None = None) -> list[Record]:
+    """Return the outcomes that `fedpatch simulate --json` printed into results/NAME.jsonl, seed by seed.
+
+    Args:
+        name: Name of the file.
+        strategy: Name of the strategy; None: all outcomes.
+    """
+    table = JsonLines(RESULTS / f"{name}.jsonl", lambda one: tuple(one["study"][term] for term in _TERMS))
+    found = [one for one in table.records() if strategy in (None, one["study"]["strategy"])]
+    return sorted(found, key=lambda one: int(one["study"]["seed"]))
+
+
+def _rounds_of(outcome: Record) -> str:
+    return format_rounds(outcome["rounds_to_target"])
 
 
 def _demo_entry(outcome: dict[str, Any]) -> str:

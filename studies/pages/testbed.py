@@ -1,24 +1,24 @@
-"""The section on Table 4 of the page results.md, from results/testbed."""
+"""The section on Table 4 of the page results.md, from results/testbed.jsonl."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from benchmarks.testbed.cells import CPUS, DATASETS, PAPER, Cell, cells_of
-from benchmarks.testbed.table import Documents, communication, markdown, mean_and_range, user_accuracy
+from benchmarks.testbed.table import communication, documents_of, markdown, mean_and_range, records_in, user_accuracy
 from scripts.reference.markdown import span
 
 _DATASETS = ("mnist", "cifar10")
 
 
-def table4(folder: Path) -> dict[str, str]:
+def table4(path: Path) -> dict[str, str]:
     """Return the section's texts by placeholder.
 
     Args:
-        folder: The files that `python -m benchmarks.testbed.run` wrote.
+        path: The file that `python -m benchmarks.testbed.run` wrote.
     """
-    found = {cell: documents for cell in cells_of(_DATASETS) if (documents := _documents(folder, cell))}
+    records = records_in(path)
+    found = {cell: documents for cell in cells_of(_DATASETS) if (documents := documents_of(records, cell))}
     counts = [len(documents) for documents in found.values()]
     loads = [one["machine"]["load"] for documents in found.values() for one in documents]
     texts = {
@@ -37,7 +37,3 @@ def table4(folder: Path) -> dict[str, str]:
             texts[f"table4_{dataset}_{encodings}"] = mean_and_range(documents, communication, 1)
             texts[f"table4_{dataset}_{encodings}_ua"] = mean_and_range(documents, user_accuracy, 3)
     return texts
-
-
-def _documents(folder: Path, cell: Cell) -> Documents:
-    return [json.loads(path.read_bytes()) for path in sorted(folder.glob(f"{cell.name}-seed*.json"))]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
+from benchmarks.support.json_lines import UNFINISHED
 from fedpatch.shared.app.command import AsJson, command, run_app, say
 from fedpatch.shared.app.formatting import accuracy, duration
 from fedpatch.shared.app.provenance import source_commit
@@ -34,7 +35,7 @@ from studies.paper.experiments import (
     study_of,
 )
 from studies.paper.recheck import Recheck, discard_stale, folder_of, rechecks, require_recorded
-from studies.paper.results import UNFINISHED, Result, ResultOrigin, Results, measured_seeds, read_json
+from studies.paper.results import Result, ResultOrigin, Results, measurements
 from studies.paper.runner import CellWatcher, Sum, run_paper
 from studies.paper.tuning import choose_rates, run_tuned
 
@@ -316,7 +317,7 @@ def _draw_fig5(comparisons: Sequence[Comparison], folder: Path) -> None:
     from studies.paper.figures import draw_fig5
 
     if any(one.results for one in comparisons):
-        say(f"drawn: {draw_fig5(comparisons, folder / 'fig5' / 'fig5')}")
+        say(f"drawn: {draw_fig5(comparisons, folder / 'fig5')}")
 
 
 def _draw_measured(
@@ -326,13 +327,13 @@ def _draw_measured(
     from studies.paper.figures import draw_fig3, draw_fig4
 
     require_matplotlib()
-    chosen = seeds if measure else measured_seeds(folder / which) or seeds
-    measured = [measure(seed) if measure else _read_measured(folder / which / f"seed{seed}.json") for seed in chosen]
+    chosen = seeds if measure else sorted(measurements(folder, which).keys) or seeds
+    measured = [measure(seed) if measure else _read_measured(folder, which, seed) for seed in chosen]
     for seed, one in zip(chosen, measured, strict=True):
         _require_whole(one, which, seed)
     if len({(one["rounds"], one["steps_per_round"]) for one in measured}) > 1:
         raise UsageError(f"the seeds of {which} have other numbers of rounds; measure them again with one --rounds")
-    stem = folder / which / which
+    stem = folder / which
     pictures = [str(path) for path in (draw_fig3(measured, stem) if which == "fig3" else [draw_fig4(measured, stem)])]
     typer.echo(json.dumps({"pictures": pictures}) if as_json else "\n".join(pictures))
 
@@ -347,10 +348,11 @@ def _measure(which: str, folder: Path, rounds: int | None, origin: ResultOrigin,
         return run(folder, seed, rounds, say, named)
 
 
-def _read_measured(path: Path) -> dict[str, Any]:
-    measured = read_json(path, remedy="measure it again")
+def _read_measured(folder: Path, which: str, seed: int) -> dict[str, Any]:
+    table = measurements(folder, which)
+    measured = table.get(seed)
     if measured is None:
-        raise UsageError(f"{path} is not there yet; leave out --summary to measure it")
+        raise UsageError(f"{table.path} has no seed {seed} yet; leave out --summary to measure it")
     return measured
 
 

@@ -5,7 +5,6 @@ Both figures use MNIST, W = 200, C = 1.0 and FedAvg, as the paper does; Eq. (10)
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpatch.shared.app.files import write_atomic
+from benchmarks.support.json_lines import JsonLines, Record
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import Task, data_root, find_task
 from fedpatch.simulator.clients.population import load_population
@@ -26,7 +25,7 @@ from fedpatch.simulator.learners.cohort_training import InProcess
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.spec.study import Study
 from studies.paper.instrumented_learner import Moments, WatchedLearner
-from studies.paper.results import read_json
+from studies.paper.results import measurements
 
 CLIENTS = 200
 FIG3_ROUNDS = 20
@@ -50,18 +49,18 @@ def run_fig4(
     A finished policy is not measured again. One process measures all.
 
     Args:
-        results_dir: Folder of results; the file is fig4/seed<seed>.json below it.
+        results_dir: Folder of results; the file is fig4.jsonl below it.
         seed: Seed of the split and of the training.
         rounds: Rounds to measure; None for the paper's.
         on_progress: Called with a line at intervals.
-        origin: Command, commit and processor, written to the file; of the last command that measured a part.
+        origin: Command, commit and processor, written to the line; of the last command that measured a part.
 
     Returns:
-        The content of the file, which studies.paper.figures draws.
+        The content of the line, which studies.paper.figures draws.
     """
     rounds = rounds or FIG4_ROUNDS
-    path = results_dir / "fig4" / f"seed{seed}.json"
-    measured = _read(path, {"steps_per_round": FIG4_STEPS, "rounds": rounds, "seed": seed, "train_sample": SAMPLE})
+    table = measurements(results_dir, "fig4")
+    measured = _read(table, {"steps_per_round": FIG4_STEPS, "rounds": rounds, "seed": seed, "train_sample": SAMPLE})
     policies: dict[str, Curves] = measured.setdefault("policies", {})
     for policy in ("none", "stats", "affine", "all"):
         if policy in policies:
@@ -69,7 +68,7 @@ def run_fig4(
         study = _study("mnist", policy, seed, rounds, steps=FIG4_STEPS)
         policies[policy], seconds = _curves(study, rounds, on_progress)
         measured["seconds"] = round(measured.get("seconds", 0.0) + seconds, 1)
-        _write(path, measured, origin)
+        _write(table, measured, origin)
     return measured
 
 
@@ -80,28 +79,28 @@ def run_fig3(
     """Measure user accuracy at every step of the first rounds, and both sides of Eq. (10) (Fig. 3).
 
     Args:
-        results_dir: Folder of results; the file is fig3/seed<seed>.json below it.
+        results_dir: Folder of results; the file is fig3.jsonl below it.
         seed: Seed of the split and of the training.
         rounds: Rounds to measure; None for 20.
         on_progress: Called with a line at intervals.
-        origin: Command, commit and processor, written to the file; of the last command that measured a part.
+        origin: Command, commit and processor, written to the line; of the last command that measured a part.
 
     Returns:
-        The content of the file, which studies.paper.figures draws.
+        The content of the line, which studies.paper.figures draws.
     """
     rounds = rounds or FIG3_ROUNDS
-    path = results_dir / "fig3" / f"seed{seed}.json"
-    measured = _read(path, {"steps_per_round": FIG3_STEPS, "rounds": rounds, "seed": seed})
+    table = measurements(results_dir, "fig3")
+    measured = _read(table, {"steps_per_round": FIG3_STEPS, "rounds": rounds, "seed": seed})
     for key, strategy, policy in (("ind", "independent", "none"), ("fl", "fedavg", "none"), ("mtfl", "fedavg", "all")):
         if key not in measured:
             study = replace(_study("mnist", policy, seed, rounds, steps=FIG3_STEPS), strategy=strategy)
             measured[key] = _curves(study, rounds, on_progress)[0]["test"]
-            _write(path, measured, origin)
+            _write(table, measured, origin)
     if "layers" not in measured:
         layers = _shifts(_study("mnist", "all", seed, rounds), "MNIST ", on_progress)
         layers += _shifts(_study("cifar10", "all", seed, min(rounds, FIG3_CNN_ROUNDS)), "CIFAR10 ", on_progress)
         measured["layers"] = layers
-        _write(path, measured, origin)
+        _write(table, measured, origin)
     return measured
 
 
@@ -206,24 +205,24 @@ def _watched(
     return Simulation(study, task, population, cohort), learners[0]
 
 
-def _read(path: Path, terms: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the earlier measurements, or only the terms if there is no file.
+def _read(table: JsonLines[int], terms: Mapping[str, Any]) -> Record:
+    """Return the earlier measurements of the seed, or only the terms if there are none.
 
-    Raises UsageError with the remedy, and keeps the file, if it is damaged or has other terms: it may have taken hours.
+    Raises UsageError with the remedy, and keeps the line, if it is damaged or has other terms: it may have taken hours.
     """
-    measured = read_json(path, remedy="measure it again")
+    measured = table.get(terms["seed"])
     if measured is None:
         return dict(terms)
     for name, value in terms.items():
         if (old := measured.get(name)) != value:
             instead = f"give --rounds {old}, or " if name == "rounds" else ""
             raise UsageError(
-                f"{path} was measured with {name} {old!r}, which now is {value!r}; {instead}delete it to measure it again"
+                f"{table.place(terms['seed'])} was measured with {name} {old!r}, which now is {value!r}; {instead}delete "
+                "the line to measure it again"
             )
     return measured
 
 
-def _write(path: Path, measured: dict[str, Any], origin: Mapping[str, str | None] | None) -> None:
+def _write(table: JsonLines[int], measured: Record, origin: Mapping[str, str | None] | None) -> None:
     measured |= {"versions": versions(), **(origin or {})}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(measured, separators=(",", ":")).encode(), mode=0o644)
+    table.put(measured)

@@ -98,7 +98,7 @@ def discard_stale(cells: Sequence[Cell], seeds: Sequence[int], again: Results, o
         for seed in seeds:
             found = again.read(cell, seed)
             if found is not None and (found.commit is None or found.commit != origin.commit):
-                again.path(cell, seed).unlink()
+                again.discard(cell, seed)
             again.discard_unfinished(cell, seed, origin.commit)
 
 

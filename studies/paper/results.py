@@ -1,6 +1,6 @@
-"""Results on disk: one small JSON file per cell of the paper and seed, written completely or not at all.
+"""Results on disk: one file per table of the paper, with a line per cell and seed.
 
-results/table2/mnist/fedavg/affine/W200/C1.0-seed0.json      finished
+results/table2.jsonl      finished
 results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0/   state to resume from
 results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0.json   completed rounds, commit and processor
 results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0.lock   held by the process that computes it
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.json_lines import UNFINISHED, JsonLines, Record
 from fedpatch.shared import __version__
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.app.locks import FileLock
@@ -27,14 +27,12 @@ from fedpatch.simulator.spec.plain_values import from_plain
 from fedpatch.simulator.spec.study import Outcome, Study
 from studies.paper.experiments import Cell, study_of
 
-UNFINISHED = ".unfinished"
 FORMAT = 1
 DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10"}  # names of the tasks' data
 
 _CURVE_DIGITS = 5
 _OTHER_DIGITS = 4
 _READABLE = 0o644  # results are shared
-_SEED = re.compile(r"-seed([0-9]+)\.json")
 
 
 @dataclass(frozen=True)
@@ -127,10 +125,11 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._tables: dict[str, JsonLines[tuple[str, int]]] = {}
 
-    def path(self, cell: Cell, seed: int) -> Path:
-        """Return the path of the finished result."""
-        return self.folder / f"{cell.name}-seed{seed}.json"
+    def table(self, cell: Cell) -> JsonLines[tuple[str, int]]:
+        """Return the finished results of the cell's table."""
+        return self._tables.setdefault(cell.where, JsonLines(self.folder / f"{cell.where}.jsonl", _key_of))
 
     def saved(self, cell: Cell, seed: int) -> Path:
         """Return the folder for the state of an unfinished simulation."""
@@ -138,34 +137,44 @@ class Results:
 
     def seeds(self, cell: Cell) -> list[int]:
         """Return the finished seeds, in order."""
-        here, prefix = self.path(cell, 0).parent, cell.name.rpartition("/")[2]
-        found = (_SEED.fullmatch(one.name.removeprefix(prefix)) for one in here.glob(f"{prefix}-seed*.json"))
-        return sorted(int(match[1]) for match in found if match)
+        return sorted(seed for name, seed in self.table(cell).keys if name == cell.name)
 
     def unfinished_seeds(self, cell: Cell) -> list[int]:
         """Return the seeds that have begun but are not finished, in order."""
-        begun = Results(self.folder / UNFINISHED).seeds(cell)
-        return [seed for seed in begun if not self.path(cell, seed).exists()]
+        prefix = self.saved(cell, 0).name.removesuffix("0")
+        notes = self.saved(cell, 0).parent.glob(f"{prefix}*.json")
+        begun = {int(number) for one in notes if (number := one.stem.removeprefix(prefix)).isdecimal()}
+        return sorted(begun.difference(self.seeds(cell)))
 
     def read(self, cell: Cell, seed: int) -> Result | None:
         """Return the finished result; None if there is none.
 
-        Raises UsageError with the remedy if the file is damaged or has other terms: such a result must not count.
+        Raises UsageError with the remedy if the line is damaged or has other terms: such a result must not count.
         """
-        path = self.path(cell, seed)
-        values = read_json(path)
+        values = self.table(cell).get((cell.name, seed))
         if values is None:
             return None
         try:
             result = _parse(values)
         except (KeyError, TypeError, ValueError, UsageError) as error:
-            raise UsageError(f"{path} is damaged ({error}); delete it to compute it again") from error
-        _check_terms(path, result, cell, study_of(cell, seed))
+            place = self.table(cell).place((cell.name, seed))
+            raise UsageError(f"{place} is damaged ({error}); delete the line to compute it again") from error
+        self._check_terms(result, cell, seed)
         return result
+
+    def _check_terms(self, result: Result, cell: Cell, seed: int) -> None:
+        wanted = study_of(cell, seed)
+        if result.study == wanted:
+            return
+        name = next(one.name for one in fields(Study) if getattr(result.study, one.name) != getattr(wanted, one.name))
+        raise UsageError(
+            f"{self.table(cell).place((cell.name, seed))} was computed with {name} {getattr(result.study, name)!r}, which "
+            f"now is {getattr(wanted, name)!r}; delete the line to compute it again"
+        )
 
     def rounds_done(self, cell: Cell, seed: int) -> int:
         """Return the rounds that an unfinished simulation had completed at its last note; 0 if none has begun."""
-        values = read_json(self._progress(cell, seed)) or {}
+        values = _read_json(self._progress(cell, seed)) or {}
         done = values.get("rounds")
         return done if isinstance(done, int) else 0
 
@@ -181,18 +190,22 @@ class Results:
         """
         if not any(self.saved(cell, seed).glob("*")):
             return origin
-        noted = read_json(self._progress(cell, seed)) or {}
+        noted = _read_json(self._progress(cell, seed)) or {}
         commit, processor = (_followed(noted.get(name), getattr(origin, name)) for name in ("commit", "processor"))
         return replace(origin, commit=commit, processor=processor)
 
     def write(self, cell: Cell, seed: int, result: Result) -> None:
         """Write a finished result, and delete its state and progress."""
-        _write_json(self.path(cell, seed), _plain(result))
+        self.table(cell).put(_plain(result))
         self._delete_unfinished(cell, seed)
+
+    def discard(self, cell: Cell, seed: int) -> None:
+        """Delete the finished result."""
+        self.table(cell).delete((cell.name, seed))
 
     def discard_unfinished(self, cell: Cell, seed: int, commit: str | None) -> None:
         """Delete state and progress that another commit began, unless another process computes the cell."""
-        noted = read_json(self._progress(cell, seed))
+        noted = _read_json(self._progress(cell, seed))
         if noted is None or noted.get("commit") == commit:
             return
         with self.claimed(cell, seed) as ours:
@@ -218,12 +231,16 @@ class Results:
             return
         with lock:
             # The previous holder may have finished the cell. The file is deleted only if the cell is finished.
-            yield not self.path(cell, seed).exists()
-            if self.path(cell, seed).exists():
+            yield self.table(cell).get((cell.name, seed)) is None
+            if self.table(cell).get((cell.name, seed)) is not None:
                 path.unlink(missing_ok=True)
 
     def _progress(self, cell: Cell, seed: int) -> Path:
         return self.saved(cell, seed).with_name(f"{self.saved(cell, seed).name}.json")
+
+
+def _key_of(record: Record) -> tuple[str, int]:
+    return record["cell"], record["study"]["seed"]
 
 
 def _followed(before: object, now: str | None) -> str | None:
@@ -268,45 +285,27 @@ def _check_end(result: Result) -> None:
         raise ValueError(f"it holds {result.rounds} of {study.rounds} rounds")
 
 
-def _check_terms(path: Path, result: Result, cell: Cell, wanted: Study) -> None:
-    if result.cell != cell.name:
-        raise UsageError(f"{path} is the result of {result.cell}; delete it to compute {cell.name}")
-    if result.study == wanted:
-        return
-    name = next(one.name for one in fields(Study) if getattr(result.study, one.name) != getattr(wanted, one.name))
-    raise UsageError(
-        f"{path} was computed with {name} {getattr(result.study, name)!r}, which now is {getattr(wanted, name)!r}; "
-        "delete it to compute it again"
-    )
+def measurements(folder: Path, which: str) -> JsonLines[int]:
+    """Return the measurements of a figure that is measured within rounds, by seed."""
+    return JsonLines(folder / f"{which}.jsonl", lambda record: record["seed"])
 
 
-def measured_seeds(folder: Path) -> list[int]:
-    """Return the seeds of the files `seed0.json`, ... in the folder of a figure that is measured within rounds."""
-    found = (_SEED.fullmatch(f"-{one.name}") for one in folder.glob("seed*.json"))
-    return sorted(int(match[1]) for match in found if match)
-
-
-def read_json(path: Path, *, remedy: str = "compute it again") -> dict[str, Any] | None:
-    """Return the object in a file; None if there is none. Raises UsageError with `remedy` if the file is damaged."""
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a file; None if there is none. Raises UsageError if the file is damaged."""
     try:
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is damaged ({error}); delete it to {remedy}") from error
+        raise UsageError(f"{path} is damaged ({error}); delete it to compute the cell anew") from error
     if not isinstance(values, dict):
-        raise UsageError(f"{path} is damaged (it holds no JSON object); delete it to {remedy}")
+        raise UsageError(f"{path} is damaged (it holds no JSON object); delete it to compute the cell anew")
     return values
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write one line per value, so that a line-by-line comparison of two results shows a change."""
-    lines = (
-        f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'), allow_nan=False)}"
-        for key, value in values.items()
-    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode(), mode=_READABLE)
+    write_atomic(path, json.dumps(values).encode(), mode=_READABLE)
 
 
 def _rounded_loss(loss: float | None) -> float | None:

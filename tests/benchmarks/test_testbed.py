@@ -14,7 +14,7 @@ import pytest
 from benchmarks.testbed import run
 from benchmarks.testbed.cells import PAPER, Cell, cells_of, cpus_of, device_names, find_cells
 from benchmarks.testbed.hosts import ROOT, Hosts, take_down, why_not
-from benchmarks.testbed.table import PARTS, markdown, shares
+from benchmarks.testbed.table import PARTS, markdown, records_in, shares
 from fedpatch.shared.app.command import run_app
 from fedpatch.shared.errors import UsageError
 from tests.support.programs import Program
@@ -37,13 +37,13 @@ def lab() -> None:
 def test_cells_are_played_once_and_kept(lab, monkeypatch, capsys, tmp_path):
     """Ten agents over shaped links, with whole values and with differences, and ten devices that learn alone; two seeds."""
     program = Program(lambda: run_app(run.app, "testbed"), monkeypatch, capsys)
-    cells = "digits-fl,digits-independent"
-    ended = program("--toy", "--seeds", "2", "--cells", cells, "--out", tmp_path, "--json")
+    cells, out = "digits-fl,digits-independent", tmp_path / "testbed.jsonl"
+    ended = program("--toy", "--seeds", "2", "--cells", cells, "--out", out, "--json")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     assert sorted(found) == ["digits-fl-off", "digits-fl-on", "digits-independent"]
     for name, documents in found.items():
-        assert [json.loads((tmp_path / f"{name}-seed{seed}.json").read_text("utf-8")) for seed in (0, 1)] == documents
+        assert [records_in(out).get((name, seed)) for seed in (0, 1)] == documents
         for seed, document in enumerate(documents):
             assert document["seed"] == seed
             assert document["data"].endswith(f"seed={seed}")
@@ -58,7 +58,7 @@ def test_cells_are_played_once_and_kept(lab, monkeypatch, capsys, tmp_path):
     off, on = (found[f"digits-fl-{one}"][0]["rounds"][-1]["bytes_up"] for one in ("off", "on"))
     assert on < off / 2  # no less: the model has few values, and the report adds bytes
     assert _left_behind() == []
-    again = program("--toy", "--seeds", "2", "--cells", cells, "--out", tmp_path, "--markdown")
+    again = program("--toy", "--seeds", "2", "--cells", cells, "--out", out, "--markdown")
     assert again.code == 0, again.err
     assert "..." not in again.err
     assert "| FL(FedAvg) | fp32+zstd |" in again.out

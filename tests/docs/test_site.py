@@ -47,7 +47,7 @@ def test_every_page_is_there(site):
         *(path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")),
     } <= pages
     assert {"project/ARCHITECTURE", "project/CHANGELOG", "project/benchmarks", "project/ansible"} <= pages
-    assert (site / "project/results/fig5/fig5.svg").stat().st_size > 0
+    assert (site / "project/results/fig5.svg").stat().st_size > 0
 
 
 def test_every_link_leads_to_a_file_of_the_site(site):

@@ -210,8 +210,7 @@ def _outcome(data: bytes, folder: Path) -> None:
 
 def _result(data: bytes, folder: Path) -> None:
     results = Results(folder)
-    results.path(_CELL, 0).parent.mkdir(parents=True, exist_ok=True)
-    results.path(_CELL, 0).write_bytes(data)
+    results.table(_CELL).path.write_bytes(data)
     results.read(_CELL, 0)
 
 
@@ -272,7 +271,7 @@ def _written_result(folder: Path) -> Path:
     )  # fmt: skip
     results = Results(folder)
     results.write(_CELL, 0, result)
-    return results.path(_CELL, 0)
+    return results.table(_CELL).path
 
 
 def _written_state(folder: Path) -> Path:

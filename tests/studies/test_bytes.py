@@ -33,7 +33,7 @@ def test_encodings_are_counted_beside_the_reference(monkeypatch, capsys, tmp_pat
     assert [run["encoding"] for run in runs] == ["fp32", "fp32+zstd", "delta-int8"]
     assert all(len(run["curve"]) == len(run["bytes_down"]) == len(run["bytes_up"]) + 1 for run in runs)
     assert runs[2]["bytes_up_per_update"] < runs[1]["bytes_up_per_update"] / 4
-    assert {path.suffix for path in out.iterdir()} == {".json", ".svg"}
+    assert {path.suffix for path in out.iterdir()} == {".jsonl", ".svg", ""}
     again = program(*terms)
     assert again.code == 0, again.err
     assert again.out.count("\n") == 2 + len(runs)

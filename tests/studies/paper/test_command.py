@@ -16,7 +16,7 @@ from fedpatch.shared.app.command import run_app
 from fedpatch.shared.errors import UpdateRefused
 from studies.paper.__main__ import NAME, app
 from studies.paper.experiments import select_cells
-from studies.paper.results import Results
+from studies.paper.results import Results, measurements
 from tests.studies.fake_simulation import Player, points_of, result
 from tests.support.programs import Ended, Program
 
@@ -204,8 +204,8 @@ def test_fig_5_is_drawn(program, tmp_path):
     ended = program("fig5", "--cells", "mnist/*/W200/C1.0")
     assert ended.code == 0
     assert "fig5/mnist/pfedme/none/W200/C1.0, seed 0: user accuracy 0.970 after 200 rounds, 50 s" in ended.err
-    assert (tmp_path / "results" / "fig5" / "fig5.svg").stat().st_size > 5_000
-    assert ended.err.splitlines()[-1] == "drawn: results/fig5/fig5.svg"
+    assert (tmp_path / "results" / "fig5.svg").stat().st_size > 5_000
+    assert ended.err.splitlines()[-1] == "drawn: results/fig5.svg"
 
 
 @pytest.mark.medium
@@ -214,10 +214,11 @@ def test_fig_5_shows_all_computed_cells_where_only_some_are_chosen(program, tmp_
         Results(tmp_path / "results").write(cell, 0, result(cell, 0, None))
     ended = program("fig5", "--cells", "mnist/fedavg/affine/W200/C1.0", "--summary")
     assert (ended.code, "1 of 1 cells finished" in ended.out) == (0, True)
-    assert "not computed yet" not in (tmp_path / "results" / "fig5" / "fig5.svg").read_text()
+    assert "not computed yet" not in (tmp_path / "results" / "fig5.svg").read_text()
 
 
 FIG_4 = {
+    "seed": 0,
     "policies": dict.fromkeys(("none", "stats", "affine", "all"), CURVES),
     "steps_per_round": 2,
     "rounds": 2,
@@ -236,10 +237,9 @@ def test_fig_4_is_measured_and_drawn(program, monkeypatch, tmp_path, way):
         return FIG_4
 
     monkeypatch.setitem(sys.modules, "studies.paper.inspection", SimpleNamespace(run_fig3=None, run_fig4=run_fig4))
-    (tmp_path / "results" / "fig4").mkdir(parents=True)
-    (tmp_path / "results" / "fig4" / "seed0.json").write_text(json.dumps(FIG_4))
+    measurements(tmp_path / "results", "fig4").put(FIG_4)
     ended = program("fig4", *(way or ("--rounds", 2)))
-    pictures = ["results/fig4/fig4.svg"]
+    pictures = ["results/fig4.svg"]
     assert (ended.code, ended.out.splitlines()) == (0, pictures)
     assert all((tmp_path / path).exists() for path in pictures)
     assert asked == ([] if way else [(Path("results"), 0, 2)])
@@ -248,19 +248,15 @@ def test_fig_4_is_measured_and_drawn(program, monkeypatch, tmp_path, way):
 
 @pytest.mark.medium
 def test_summary_of_fig_4_draws_the_band_of_all_seeds_that_are_there(program, tmp_path):
-    folder = tmp_path / "results" / "fig4"
-    folder.mkdir(parents=True)
     for seed in (0, 3):
-        (folder / f"seed{seed}.json").write_text(json.dumps(FIG_4))
+        measurements(tmp_path / "results", "fig4").put({**FIG_4, "seed": seed})
     assert program("fig4", "--summary").code == 0
-    assert "FillBetweenPolyCollection" in (folder / "fig4.svg").read_text()
+    assert "FillBetweenPolyCollection" in (tmp_path / "results" / "fig4.svg").read_text()
 
 
 def test_seeds_with_other_numbers_of_rounds_are_not_drawn_together(program, tmp_path):
-    folder = tmp_path / "results" / "fig4"
-    folder.mkdir(parents=True)
-    (folder / "seed0.json").write_text(json.dumps(FIG_4))
-    (folder / "seed1.json").write_text(json.dumps({**FIG_4, "rounds": 600}))
+    for seed, rounds in ((0, 2), (1, 600)):
+        measurements(tmp_path / "results", "fig4").put({**FIG_4, "seed": seed, "rounds": rounds})
     ended = program("fig4", "--summary")
     assert ended.code == 2
     assert "the seeds of fig4 have other numbers of rounds; measure them again with one --rounds" in ended.err
@@ -279,7 +275,7 @@ def test_seeds_with_other_numbers_of_rounds_are_not_drawn_together(program, tmp_
         (("fig3", "--workers", 2, "--rounds", 1), "fig3 is a measurement by one process"),
         (("tuning", "--seeds", 2), "--seeds: the trials of tuning have the seed 1000 alone"),
         (("table2", "--rounds", 9), "it is for fig3 and fig4"),
-        (("fig3", "--summary"), "results/fig3/seed0.json is not there yet; leave out --summary to measure it"),
+        (("fig3", "--summary"), "results/fig3.jsonl has no seed 0 yet; leave out --summary to measure it"),
         (("table2", "--summary", "--seeds", 5, "--workers", 2), "leave out --seeds and --workers"),
         (("fig4", "--summary", "--rounds", 2), "leave out --rounds"),
         (("fig5", "--summary", "--device", "cuda"), "leave out --device"),
@@ -296,16 +292,16 @@ def test_wrong_usage_prints_one_sentence_and_exits_with_2(program, player, given
 @pytest.mark.parametrize(
     ("kept", "words"),
     [
-        ("{", "results/fig4/seed0.json is damaged"),
+        ("{", "results/fig4.jsonl, line 1 is damaged"),
         (
-            json.dumps({"policies": dict.fromkeys(("none", "stats"), CURVES), "steps_per_round": 2}),
+            json.dumps({"seed": 0, "policies": dict.fromkeys(("none", "stats"), CURVES), "steps_per_round": 2}),
             "fig4, seed 0: 'affine' is not measured yet; the same command without --summary goes on",
         ),
     ],
 )
 def test_summary_of_a_damaged_or_unfinished_measurement_is_refused(program, tmp_path, kept, words):
-    path = tmp_path / "results" / "fig4" / "seed0.json"
-    path.parent.mkdir(parents=True)
+    path = tmp_path / "results" / "fig4.jsonl"
+    path.parent.mkdir()
     path.write_text(kept)
     ended = program("fig4", "--summary")
     assert ended.code == 2

@@ -16,6 +16,7 @@ from fedpatch.simulator.learners.cohort_training import InProcess
 from fedpatch.simulator.spec.study import Study
 from studies.paper import inspection
 from studies.paper.instrumented_learner import WatchedLearner
+from studies.paper.results import measurements
 from tests.simulator.studies import (
     SIZES,
     UNEVEN,
@@ -148,7 +149,7 @@ def test_figure_4_has_two_curves_for_each_kind_of_patch(printed, tmp_path):
         for part in ("train", "test"):
             assert len(curves[part]) == 2 * 11
             assert all(0 <= one <= 1 for one in curves[part])
-    assert json.loads((tmp_path / "fig4" / "seed3.json").read_bytes()) == measured
+    assert json.loads((tmp_path / "fig4.jsonl").read_bytes()) == measured
 
 
 def test_private_statistics_do_not_change_what_happens_in_training(printed, tmp_path):
@@ -161,10 +162,9 @@ def test_private_statistics_do_not_change_what_happens_in_training(printed, tmp_
 
 
 def test_existing_measurement_is_not_repeated(printed, tmp_path, monkeypatch):
-    path = tmp_path / "fig4" / "seed3.json"
     first = inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=printed.append)
     del first["policies"]["all"]
-    path.write_text(json.dumps(first))
+    measurements(tmp_path, "fig4").put(first)
     asked: list[str] = []
 
     def noted(task: str, private: str, seed: int, rounds: int, steps: int = 0) -> Study:
@@ -181,18 +181,20 @@ def test_existing_measurement_is_not_repeated(printed, tmp_path, monkeypatch):
     ("content", "complaint"),
     [
         (
-            '{"steps_per_round": %d, "rounds": 60}',
-            "measured with rounds 60, which now is 2; give --rounds 60, or delete it",
+            '{"seed": 3, "steps_per_round": %d, "rounds": 60}',
+            "measured with rounds 60, which now is 2; give --rounds 60, or delete the line",
         ),
-        ('{"steps_per_round": 7, "rounds": 2}', "measured with steps_per_round 7, which now is .*; delete it"),
-        ("{", "is damaged .*; delete it to measure it again"),
-        ("[]", "is damaged .*; delete it to measure it again"),
+        (
+            '{"seed": 3, "steps_per_round": 7, "rounds": 2}',
+            "measured with steps_per_round 7, which now is .*; delete the line",
+        ),
+        ("{", "line 1 is damaged .*; delete the line"),
+        ("[]", "line 1 is damaged .*; delete the line"),
     ],
 )
 def test_a_measurement_of_other_terms_or_a_damaged_one_is_refused_and_kept(printed, tmp_path, run, content, complaint):
     figure = run.__name__.removeprefix("run_")
-    path = tmp_path / figure / "seed3.json"
-    path.parent.mkdir()
+    path = tmp_path / f"{figure}.jsonl"
     path.write_text(content.replace("%d", str(inspection.FIG3_STEPS if figure == "fig3" else inspection.FIG4_STEPS)))
     before = path.read_bytes()
     with pytest.raises(UsageError, match=complaint):
@@ -203,7 +205,7 @@ def test_a_measurement_of_other_terms_or_a_damaged_one_is_refused_and_kept(print
 def test_a_measurement_names_its_command_commit_and_processor(printed, tmp_path):
     origin = {"command": "python -m studies.paper fig4", "commit": "0c32035a", "processor": "AMD EPYC"}
     inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=printed.append, origin=origin)
-    kept = json.loads((tmp_path / "fig4" / "seed3.json").read_bytes())
+    kept = json.loads((tmp_path / "fig4.jsonl").read_bytes())
     assert {name: kept[name] for name in origin} == origin
     assert set(kept["versions"]) >= {"python", "torch"}
 

@@ -1,4 +1,4 @@
-"""Results of the paper's cells on disk: small, complete, and refused if they are of other terms or another cell."""
+"""Results of the paper's cells on disk: small, complete, and refused if they are damaged or of other terms."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.support.json_lines import UNFINISHED
 from fedpatch.shared import __version__
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.bundled.cifar10 import ARCHIVE, JPEG75
 from fedpatch.simulator.spec.study import Outcome
-from studies.paper.experiments import cells_of, select_cells, study_of
-from studies.paper.results import UNFINISHED, ResultOrigin, Results, dataset_name, result_of
+from studies.paper.experiments import select_cells, study_of
+from studies.paper.results import ResultOrigin, Results, dataset_name, result_of
 from tests.studies.fake_simulation import STARTED_AT, points_of, result
 
 (CELL,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
@@ -30,15 +31,14 @@ def results(tmp_path: Path) -> Results:
 def test_written_result_is_read_unchanged(results):
     written = result(CELL, OTHER_SEED, 21)
     results.write(CELL, OTHER_SEED, written)
-    path = results.folder / "table2/mnist/fedavg/affine/W200/C1.0-seed7.json"
-    assert (results.read(CELL, OTHER_SEED), results.path(CELL, OTHER_SEED)) == (written, path)
+    assert (results.read(CELL, OTHER_SEED), results.table(CELL).path) == (written, results.folder / "table2.jsonl")
     assert results.seeds(CELL) == [OTHER_SEED]
 
 
 def test_a_result_of_an_earlier_version_has_no_commit_and_no_processor(results):
-    """A file without these two keys is read; the two are None."""
+    """A line without these two keys is read; the two are None."""
     results.write(CELL, 0, result(CELL, 0, 21))
-    path = results.path(CELL, 0)
+    path = results.table(CELL).path
     values = json.loads(path.read_text())
     del values["commit"], values["processor"]
     path.write_text(json.dumps(values))
@@ -52,11 +52,11 @@ def test_without_a_file_there_is_no_result(results):
 
 
 def test_a_result_names_its_origin(results):
-    """Command, commit, processor, versions, start, data and terms are in the file beside the numbers."""
+    """Command, commit, processor, versions, start, data and terms are in the line beside the numbers."""
     origin = ResultOrigin(2, "cpu", "python -m studies.paper table2", "0123abc", "Cortex-A72")
     outcome = Outcome(study_of(CELL, 0), points_of(study_of(CELL, 0), 2), True, {"torch": "2.9"})
     results.write(CELL, 0, result_of(CELL, outcome, origin, STARTED_AT))
-    values = json.loads(results.path(CELL, 0).read_text())
+    values = json.loads(results.table(CELL).path.read_text())
     named = ("cell", "commit", "dataset", "command", "fedpatch", "processor", "started_at", "workers")
     assert {name: values[name] for name in named} == {
         "cell": CELL.name,
@@ -79,7 +79,7 @@ def test_the_longest_result_is_small(results):
     outcome = Outcome(study_of(CELL, 0), tuple(points), True)
     results.write(CELL, 0, result_of(CELL, outcome, ResultOrigin(), STARTED_AT))
     assert len(points) == 501
-    assert results.path(CELL, 0).stat().st_size < 15_000
+    assert results.table(CELL).path.stat().st_size < 15_000
 
 
 def test_a_loss_that_is_no_number_is_kept_as_absent(results):
@@ -104,44 +104,40 @@ def test_rounding_the_curve_moves_no_target(results):
 
 DAMAGES = {
     "cut short": lambda text: text[:200],
-    "empty": lambda text: "",
+    "empty": lambda text: "\n",
     "not an object": lambda text: "[]",
     "not text": lambda text: text.replace("MNIST", "\udcff"),
-    "another format": lambda text: text.replace('"format": 1', '"format": 0'),
+    "another format": lambda text: text.replace('"format":1', '"format":0'),
     "a value is missing": lambda text: text.replace('"seconds"', '"sceonds"'),
     "a term is missing": lambda text: text.replace('"batch_size"', '"btach_size"'),
-    "its curve is cut": lambda text: text.replace('"curve": [0.47,', '"curve": ['),
-    "its curve is of words": lambda text: text.replace('"curve": [0.47,', '"curve": ["0.47",'),
-    "its curve is no list": lambda text: text.replace('"curve": [', '"curve": 5, "rest": ['),
-    "it does not reach its target": lambda text: text.replace('"rounds_to_target": 3', '"rounds_to_target": 2'),
-    "it diverged at its target": lambda text: text.replace('"diverged": null', '"diverged": "a loss of nan"'),
-    "it ends before its last round": lambda text: text.replace('"rounds_to_target": 3', '"rounds_to_target": null'),
+    "its curve is cut": lambda text: text.replace('"curve":[0.47,', '"curve":['),
+    "its curve is of words": lambda text: text.replace('"curve":[0.47,', '"curve":["0.47",'),
+    "its curve is no list": lambda text: text.replace('"curve":[', '"curve":5,"rest":['),
+    "it does not reach its target": lambda text: text.replace('"rounds_to_target":3', '"rounds_to_target":2'),
+    "it diverged at its target": lambda text: text.replace('"diverged":null', '"diverged":"a loss of nan"'),
+    "it ends before its last round": lambda text: text.replace('"rounds_to_target":3', '"rounds_to_target":null'),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_damaged_result_is_refused_with_a_remedy(results, damage):
+    results.write(CELL, 1, result(CELL, 1, 3))
     results.write(CELL, 0, result(CELL, 0, 3))
-    path = results.path(CELL, 0)
-    damaged = damage(path.read_text())
-    assert damaged != path.read_text()
-    path.write_bytes(damaged.encode(errors="surrogateescape"))
+    path = results.table(CELL).path
+    other, line = path.read_text().splitlines(keepends=True)
+    damaged = damage(line)
+    assert damaged != line
+    path.write_bytes((other + damaged).encode(errors="surrogateescape"))
     with pytest.raises(UsageError) as raised:
         results.read(CELL, 0)
-    assert str(raised.value).startswith(f"{path} is damaged (")
-    assert str(raised.value).endswith("; delete it to compute it again")
+    assert str(raised.value).startswith(f"{path}, line 2 is damaged (")
+    assert str(raised.value).endswith("; delete the line to compute it again")
 
 
 def test_a_result_on_other_terms_is_refused(results):
     other = result(CELL, 0, 3)
     results.write(CELL, 0, replace(other, study=replace(other.study, learning_rate=0.1)))
-    with pytest.raises(UsageError, match=r"was computed with learning_rate 0\.1, which now is 0\.3; delete it"):
-        results.read(CELL, 0)
-
-
-def test_a_result_in_another_cells_place_is_refused(results):
-    results.write(CELL, 0, result(cells_of("table2")[0], 0, 3))
-    with pytest.raises(UsageError, match=r"is the result of table2/mnist/fedavg/none"):
+    with pytest.raises(UsageError, match=r"was computed with learning_rate 0\.1, which now is 0\.3; delete the line"):
         results.read(CELL, 0)
 
 
@@ -151,7 +147,7 @@ def test_a_finished_result_takes_the_place_of_what_was_saved(results):
     assert (results.rounds_done(CELL, 0), results.unfinished_seeds(CELL), results.seeds(CELL)) == (5, [0], [])
     results.write(CELL, 0, result(CELL, 0, 21))
     assert (results.rounds_done(CELL, 0), results.unfinished_seeds(CELL), results.seeds(CELL)) == (0, [], [0])
-    assert [path for path in (results.folder / UNFINISHED).rglob("*") if path.is_file()] == []
+    assert [path for path in (results.folder / UNFINISHED / "table2").rglob("*") if path.is_file()] == []
 
 
 def test_cell_is_locked_by_one_process_at_a_time(results):

@@ -153,7 +153,7 @@ def test_a_model_that_cannot_be_measured_ends_the_run(results):
 
 def test_a_damaged_result_stops_the_run_before_it_computes(results):
     run_paper(CELLS[-1:], range(1), results, ResultOrigin(), simulate=Player())
-    results.path(CELLS[-1], 0).write_text("{")
+    results.table(CELLS[-1]).path.write_text("{")
     player = Player()
     with pytest.raises(UsageError, match="is damaged"):
         run_paper(CELLS, range(1), results, ResultOrigin(), simulate=player)

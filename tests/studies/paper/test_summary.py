@@ -103,7 +103,7 @@ def test_summary_compares_the_results_on_disk(tmp_path: Path):
 def test_a_damaged_result_is_not_left_out(tmp_path: Path):
     results = Results(tmp_path)
     results.write(CELL, 0, result(CELL, 0, 20))
-    results.path(CELL, 0).write_text("")
+    results.table(CELL).path.write_text("\n")
     with pytest.raises(UsageError, match="is damaged"):
         compare(results, [CELL])
 
