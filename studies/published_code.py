@@ -254,7 +254,7 @@ def play_cells(
     folder = code.resolve()
     table = CellFile(out, {"published_code": checkout_commit(folder)}, PublishedCell, _NAME)
     origin = {
-        "command": command_line("peers.published_code"),
+        "command": command_line(_NAME),
         "commit": source_commit(),
         "torch": torch.__version__,
         "processor": name_processor(device),

@@ -104,16 +104,21 @@ class Report:
             print_table(_growth_table(self.growth))
 
 
-def command_line(benchmark: str) -> str:
-    """Return the command of this process; `benchmark` is its name if Python was not started with -m."""
+def command_line(module: str) -> str:
+    """Return the command of this process; `module` is its module if Python was not started with -m."""
     spec = sys.modules["__main__"].__spec__
-    module = spec.name.removesuffix(".__main__") if spec is not None else f"benchmarks.{benchmark}"
-    return shlex.join(["python", "-m", module, *sys.argv[1:]])
+    started = module if spec is None else spec.name.removesuffix(".__main__")
+    return shlex.join(["python", "-m", started, *sys.argv[1:]])
 
 
 def begun(benchmark: str, turns: int) -> dict[str, Any]:
     """Return a document before any measurement."""
-    return {"benchmark": benchmark, "command": command_line(benchmark), "turns": turns, "machine": machine()}
+    return {
+        "benchmark": benchmark,
+        "command": command_line(f"benchmarks.{benchmark}"),
+        "turns": turns,
+        "machine": machine(),
+    }
 
 
 def machine() -> dict[str, Any]:

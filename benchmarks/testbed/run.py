@@ -82,7 +82,7 @@ def _keep(kept: TestbedRecords, cell: Cell, seed: int, play: Callable[[], dict[s
 def _terms(cell: Cell, seed: int) -> dict[str, Any]:
     dataset = DATASETS[cell.dataset]
     terms = {"cpus": CPUS, "rate_bit_s": dataset.rate_bit_s, "data": dataset.data(0, seed)}
-    return {**terms, "command": command_line("testbed.run"), "machine": machine()}
+    return {**terms, "command": command_line("benchmarks.testbed.run"), "machine": machine()}
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def simulation(
     All do the same work: MNIST, 200 clients, all of them in each round, 15 steps of batch 20 each, the paper's 2NN.
     """
     rounds = min(rounds, 2) if toy else rounds
-    report = Report(command_line("simulation"), rounds)
+    report = Report(command_line("benchmarks.training.simulation"), rounds)
     torch.set_num_threads(1)
     with interruptible(), status("the work is read", log.debug) as say:
         _compare(report, make_work("digits", 10) if toy else make_work("mnist", 200), peers_python, say)

@@ -52,7 +52,7 @@ def count(
 
     Every update and every step of the global model is packed as it would travel; messages and MQTT's own bytes are left out.
     """
-    setting = Setting(workers, command_line("bytes"), toy=toy, cell=cell)
+    setting = Setting(workers, command_line("studies.bytes"), toy=toy, cell=cell)
     runs: list[Run] = []
     with interruptible():
         for strategy, private, encoding, seed in _cases(
