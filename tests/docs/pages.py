@@ -14,6 +14,7 @@ PAGES = (
     "SECURITY.md",
     "broker_config/README.md",
     "benchmarks/README.md",
+    "studies/README.md",
     "docs/*/*.md",
 )
 # Our commands, and other programs that the pages show.

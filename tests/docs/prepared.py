@@ -121,6 +121,7 @@ BEFORE = {
     "README.md": PROJECT,
     "CONTRIBUTING.md": PROJECT,
     "benchmarks/README.md": PROJECT,
+    "studies/README.md": PROJECT,
     "broker_config/README.md": PROJECT,
     "docs/how-to/bring-your-task.md": f"""{HOUSE}{USER}
 export FEDPATCH_BROKER=mqtts://broker.local
