@@ -26,7 +26,7 @@ from fedpatch.shared.wire.plan_terms import PLAN_TERMS, make_terms, term_problem
 from fedpatch.simulator.attacks.poisoned_updates import parse_attack
 from fedpatch.simulator.spec.data_template import data_specs
 from fedpatch.simulator.spec.plain_values import from_plain
-from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
+from fedpatch.simulator.spec.published_rates import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
 from fedpatch.simulator.spec.study import BASELINES, DEFAULTS, EVERYTHING, MEAN, UNBOUNDED, Study
 
 _LARGEST_SEED = 2**53

@@ -16,9 +16,9 @@ from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.simulator.clients.transport import SimulatedTransport
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import simulate
-from fedpatch.simulator.spec.published import TARGET_UA
 from fedpatch.simulator.spec.study import EXACT, Study
 from studies.paper.experiments import Cell, cells_of, study_of
+from studies.paper.published import TARGET_UA
 from studies.paper.results import Results
 
 TABLE_2 = ROOT / "results"

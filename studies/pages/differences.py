@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fedpatch.simulator.spec.published import MAX_ROUNDS
 from scripts.reference.markdown import span, table
 from studies.paper.comparison import (
     Comparison,
@@ -36,6 +35,7 @@ from studies.paper.experiments import (
     select_cells,
     table2_rates,
 )
+from studies.paper.published import MAX_ROUNDS
 from studies.paper.results import Result, Results
 from studies.paper.tuning import choose_rates
 from studies.published_code import PublishedCell

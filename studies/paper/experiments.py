@@ -20,7 +20,9 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from fedpatch.shared.errors import UsageError, unknown_name
-from fedpatch.simulator.spec.published import (
+from fedpatch.simulator.spec.published_rates import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
+from fedpatch.simulator.spec.study import Study
+from studies.paper.published import (
     BATCH_SIZE,
     CLIENT_RATES,
     FIG_5,
@@ -28,17 +30,13 @@ from fedpatch.simulator.spec.published import (
     MAX_ROUNDS,
     MISPRINTED,
     NOISY_FRACTION,
-    PER_FEDAVG_RATES,
-    PFEDME_RATES,
     PRIVATE,
-    SCENARIOS,
     SERVER_RATE,
     TABLE_2,
     TABLE_3,
     TARGET_UA,
     Row,
 )
-from fedpatch.simulator.spec.study import Study
 
 Rates = tuple[float, float | None]
 TUNING = "tuning"

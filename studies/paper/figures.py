@@ -15,20 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from fedpatch.simulator.experiment.plots import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    PINK,
-    drawing,
-    legend_above,
-    mean_and_confidence,
-    save,
-    smooth,
-    step_positions,
-)
-from fedpatch.simulator.spec.published import SCENARIOS, TARGET_UA
+from fedpatch.simulator.experiment.plots import BLUE, ORANGE, drawing, save
+from fedpatch.simulator.spec.published_rates import SCENARIOS
 from studies.paper.comparison import Comparison, datasets
+from studies.paper.curves import legend_above, mean_and_confidence, smooth, step_positions
+from studies.paper.published import TARGET_UA
+
+# Of Okabe and Ito's colours, as BLUE and ORANGE.
+GREEN, PINK = "#009E73", "#CC79A7"
 
 _CURVES = (("ind", "independent", GREEN), ("fl", "FL(FedAvg)", ORANGE), ("mtfl", "MTFL(FedAvg)", BLUE))
 _SHIFTS = (("mean", "shift of the mean"), ("var", "shift of the variance"))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec
-from fedpatch.simulator.spec.published import PRIVATE, TABLE_2, TABLE_3, Row
 from studies.paper.experiments import WITH_CELLS, Cell, cells_of, in_order, select_cells, study_of
+from studies.paper.published import PRIVATE, TABLE_2, TABLE_3, Row
 
 # Sums of the columns of each data set, added up from the paper's text.
 COLUMN_SUMS = {

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.simulator.experiment.plots import mean_and_confidence, smooth, step_positions
 from studies.paper.comparison import Comparison
+from studies.paper.curves import mean_and_confidence, smooth, step_positions
 from studies.paper.experiments import cells_of
 from studies.paper.figures import draw_fig3, draw_fig4, draw_fig5
 from tests.studies.fake_simulation import diverged_result, result

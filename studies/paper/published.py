@@ -1,6 +1,7 @@
-"""The numbers of the paper: Tables 2 and 3 as printed, and the published learning rates of every experiment.
+"""The numbers of the paper: Tables 2 and 3 as printed, and the published learning rates of their strategies.
 
-A row of a table is four groups of four: what is private, as in PRIVATE, and within it the scenarios, as in SCENARIOS.
+A row of a table is four groups of four: what is private, as in PRIVATE, and within it the scenarios, as in SCENARIOS of
+simulator.spec.published_rates.
 X: the target was not reached within MAX_ROUNDS rounds.
 """
 
@@ -11,7 +12,6 @@ from collections.abc import Mapping
 X = None
 
 PRIVATE = ("none", "all", "stats", "affine")
-SCENARIOS = ((200, 0.5), (200, 1.0), (400, 0.5), (400, 1.0))  # W clients; the share C of them takes part in a round
 
 TARGET_UA = {"mnist": 0.97, "cifar10": 0.65}  # section 4.2
 MAX_ROUNDS = 500
@@ -68,13 +68,3 @@ CLIENT_RATES = {
     ("cifar10", "fedavg-adam"): 0.003,
 }
 SERVER_RATE = 0.01  # FedAdam's
-
-# (alpha, beta) of Per-FedAvg and (eta, lambda) of pFedMe, for each of SCENARIOS.
-PER_FEDAVG_RATES = {
-    "mnist": ((0.1, 0.3), (0.03, 0.3), (0.1, 0.3), (0.03, 0.3)),
-    "cifar10": ((0.1, 0.1), (0.1, 0.1), (0.1, 0.3), (0.1, 0.1)),
-}
-PFEDME_RATES = {
-    "mnist": ((0.1, 1.0), (0.03, 3.0), (0.03, 3.0), (0.03, 3.0)),
-    "cifar10": ((0.1, 1.0), (0.1, 1.0), (0.1, 3.0), (0.1, 3.0)),
-}
