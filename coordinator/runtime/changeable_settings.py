@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Final
 
@@ -24,14 +24,17 @@ MAY_CHANGE: Final = frozenset(
 """Settings that may change during a run: a run is resumed although they differ."""
 
 
-FORMER_DEFAULTS: Final[Mapping[str, object]] = {"keep": 1}
-"""Settings that only earlier versions had, with the value that has the effect of this version."""
+_FORMER: Final[Mapping[str, Callable[[object], bool]]] = {
+    "keep": lambda value: value != 1,
+    "aggregate": lambda value: str(value).partition(":")[0] == "bucketed",
+}
+"""Terms of a run that only earlier versions know, by setting."""
 
 
 def former_terms(run: RunInfo) -> dict[str, object]:
     """Return the settings by which a run used a feature that only earlier versions have, by name."""
     stored = run.settings
-    return {name: stored[name] for name, value in FORMER_DEFAULTS.items() if stored.get(name, value) != value}
+    return {name: stored[name] for name, is_former in _FORMER.items() if name in stored and is_former(stored[name])}
 
 
 def has_same_terms(run: RunInfo, settings: RunSettings) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedpatch.device_agent.bus.settings import BusSettings
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.fields import settings_of
 from fedpatch.shared.config.load import load
@@ -32,6 +33,16 @@ def test_variables_are_the_agents_own():
     environ = {"FEDPATCH_AGENT_DATA": DATA, "FEDPATCH_AGENT_STATE_DIR": "/var/lib/fedpatch", "FEDPATCH_DATA": "/data"}
     settings = load(AgentSettings, file=None, environ={**environ, "FEDPATCH_FLEET": "other"}, flags={})
     assert settings == AgentSettings(data=DATA, state_dir=Path("/var/lib/fedpatch"))
+
+
+def test_settings_of_int8_models_are_warnings_and_no_fields(tmp_path, caplog):
+    (tmp_path / "agent.toml").write_text(f'data = "{DATA}"\nkeep_int8 = true\n')
+    assert load(AgentSettings, file=tmp_path / "agent.toml", environ={}, flags={}) == AgentSettings(data=DATA)
+    load(BusSettings, file=None, environ={"FEDPATCH_BUS_INT8": "1"}, flags={})
+    assert [record.getMessage().partition(", since")[0] for record in caplog.records] == [
+        f"{tmp_path / 'agent.toml'}:2: keep_int8: has no effect",
+        "$FEDPATCH_BUS_INT8: has no effect",
+    ]
 
 
 @pytest.mark.parametrize("device", ["pi-07", "0", "a_b", "a" * 32, ""])

@@ -113,12 +113,15 @@ def test_run_of_an_earlier_version_goes_on_if_its_former_setting_has_the_default
     assert caplog.records == []
 
 
-def test_run_that_used_a_former_setting_is_neither_resumed_nor_gone_on_with(recorded, settings):
+@pytest.mark.parametrize(("name", "value"), [("keep", 4), ("aggregate", "bucketed:3")])
+def test_run_that_used_a_former_setting_is_neither_resumed_nor_gone_on_with(recorded, settings, name, value):
     with Registry(settings.state_dir / REGISTRY_FILE) as registry:
-        run = new_run(registry, settings=public_values(settings) | {"keep": 4})
+        run = new_run(registry, settings=public_values(settings) | {name: value})
     recorded.run(settings)
     assert (len(recorded.begun), recorded.gone_on) == (1, [])
-    with pytest.raises(UsageError, match=f"run {run.id} has keep = 4, which only earlier versions of fedpatch know"):
+    with pytest.raises(
+        UsageError, match=f"run {run.id} has {name} = {value}, which only earlier versions of fedpatch know"
+    ):
         resume_run.settings_of(run, settings.state_dir, {}, None, None)
 
 
