@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # Pages that another test follows word for word.
 FOLLOWED_ALONE = {
+    "docs/tutorials/first-hour.md": "tests/docs/test_first_hour.py",
     "docs/tutorials/own-readings.md": "tests/docs/test_own_readings.py",
     "docs/tutorials/own-task.md": "tests/docs/test_tutorial.py",
 }
