@@ -7,8 +7,7 @@ import re
 import pytest
 
 from tests.docs.followed_page import PATIENCE_S, Followed, follow, typed_blocks
-from tests.docs.output_shape import shape_of
-from tests.docs.pages import BLOCKS
+from tests.docs.shown_output import not_printed, shown_outputs
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.pages, pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(PATIENCE_S + 60)]
@@ -34,17 +33,6 @@ def _as_a_script() -> str:
     return page.replace("1884", "$PORT")
 
 
-def _outputs() -> list[list[str]]:
-    """The lines that the page shows after each typed block."""
-    outputs: list[list[str]] = []
-    for block in (block for block in BLOCKS if block.page == NAME):
-        if block.typed:
-            outputs.append([])
-        else:
-            outputs[-1] += block.text.splitlines()
-    return outputs
-
-
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
     """The page, followed to its end."""
@@ -59,15 +47,10 @@ def test_make_demo_is_the_command_that_the_script_runs():
 
 
 def test_each_shown_line_is_printed_by_the_command_above_it(followed: Followed):
-    """A line may end with "…"; then it is the beginning of a printed line."""
-    outputs = _outputs()
+    outputs = shown_outputs(NAME)
     assert len(followed.printed) == len(outputs) == len(typed_blocks(_as_a_script()))
     for printed, shown in zip(followed.printed, outputs, strict=True):
-        lines = [shape_of(line) for line in printed.splitlines()]
-        for line in shown:
-            begin, cut, _ = line.partition("…")
-            found = [one for one in lines if (one.startswith if cut else one.__eq__)(shape_of(begin))]
-            assert found, f"{line!r} is not in the output:\n{printed}"
+        assert not_printed(shown, printed) == [], printed
 
 
 def test_patches_reach_the_target_and_one_model_for_all_does_not(followed: Followed):

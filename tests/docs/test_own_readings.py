@@ -7,9 +7,11 @@ import re
 import pytest
 
 from tests.docs.followed_page import PATIENCE_S, Followed, follow, typed_blocks
+from tests.docs.shown_output import not_printed, shown_outputs
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs/tutorials/own-readings.md").read_text("utf-8")
+NAME = "docs/tutorials/own-readings.md"
+PAGE = (ROOT / NAME).read_text("utf-8")
 NUMBERS = {"seven": 7, "eight": 8, "nine": 9, "ten": 10}
 
 
@@ -38,6 +40,8 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
 def test_a_newcomer_comes_from_raw_readings_to_a_prediction(followed: Followed):
     """The damaged lines are named as shown, each device has a model, and the new minute is predicted with its times."""
     readings, checked, trained, predicted = followed.printed
+    for printed, shown in zip(followed.printed, shown_outputs(NAME), strict=True):
+        assert not_printed(shown, printed) == [], printed
     assert len(readings.splitlines()) >= 8
     (shown,) = re.findall(r"^    warn +left out +(.*)$", PAGE, re.MULTILINE)
     assert shown in checked and "0 checks failed" in checked

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.output_shape import shape_of
 from tests.docs.pages import OTHER, TYPED, commands
 from tests.docs.prepared import (
     AFTERWARDS,
@@ -28,6 +27,7 @@ from tests.docs.prepared import (
     SERVICE,
 )
 from tests.docs.reader_machine import ReaderMachine
+from tests.docs.shown_output import shape_of
 from tests.support.paths import ROOT
 
 HERE = Path(__file__).parent
@@ -164,7 +164,7 @@ def _shown(page: str, start: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("page", "start"),
-    [("README.md", "run 20"), ("docs/reference/cli.md", "round 3/30"), ("docs/tutorials/own-task.md", "run 20")],
+    [("README.md", "run 20"), ("docs/reference/cli.md", "round 3/30")],
 )
 def test_run_output_on_a_page_matches_a_real_run(page, start, reader):
     output = {shape_of(line) for line in reader.follows("README.md").splitlines()}

@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 
 from tests.docs.followed_page import PATIENCE_S, Followed, follow, typed_blocks
+from tests.docs.shown_output import not_printed, shown_outputs
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs/tutorials/own-task.md").read_text("utf-8")
+NAME = "docs/tutorials/own-task.md"
+PAGE = (ROOT / NAME).read_text("utf-8")
 
 pytestmark = [pytest.mark.pages, pytest.mark.system, pytest.mark.broker]
 
@@ -34,6 +36,11 @@ def test_the_tutorial_comes_to_its_end(followed: Followed, record_property: Call
     """Each block was run. The report of --junit-xml has the duration, which is the figure on the page."""
     assert len(followed.printed) == len(typed_blocks(PAGE)) == 9
     record_property("tutorial_s", round(followed.seconds))
+
+
+def test_each_shown_line_is_printed_by_the_command_above_it(followed: Followed):
+    for printed, shown in zip(followed.printed, shown_outputs(NAME), strict=True):
+        assert not_printed(shown, printed) == [], printed
 
 
 def test_the_skeletons_own_tests_pass(followed: Followed):
