@@ -29,6 +29,8 @@ from fedpatch.shared.app.files import make_directory, refusals_of
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.trackers.tracking import make_trackers
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS
+from fedpatch.shared.wire.messages import ENCODINGS
 
 
 def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
@@ -90,6 +92,12 @@ def settings_of(
         raise UsageError(
             f"run {run.id} has {named}, which only earlier versions of fedpatch know; resume it with the version that began "
             "it, or begin a new run"
+        )
+    used = run.settings.get("encoding", RunSettings.encoding)
+    if changes.get("encoding") is None and used not in (*ENCODINGS, *MASKED_ENCODINGS):
+        raise UsageError(
+            f"run {run.id} has encoding = {used}, which only earlier versions of fedpatch know; resume it with "
+            f"--encoding {RunSettings.encoding}"
         )
     stored = {name: value for name, value in run.settings.items() if name not in RunSettings.former}
     changes = {**changes, "password_file": str(password_file.absolute()) if password_file else None}

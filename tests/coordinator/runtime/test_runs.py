@@ -125,6 +125,15 @@ def test_run_that_used_a_former_setting_is_neither_resumed_nor_gone_on_with(reco
         resume_run.settings_of(run, settings.state_dir, {}, None, None)
 
 
+def test_run_with_a_former_encoding_is_resumed_with_another_one_only(settings):
+    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        run = new_run(registry, settings=public_values(settings) | {"encoding": "delta-int4"})
+    with pytest.raises(UsageError, match=r"has encoding = delta-int4, .* resume it with --encoding delta-int8"):
+        resume_run.settings_of(run, settings.state_dir, {}, None, None)
+    changes = {"encoding": "delta-int8", "broker": "mqtt://localhost"}
+    assert resume_run.settings_of(run, settings.state_dir, changes, None, None).encoding == "delta-int8"
+
+
 @pytest.mark.parametrize("changes", [{"rounds": 10}, {"seed": 4}, {"target_ua": 0.9}, {"private": "none"}], ids=str)
 def test_other_settings_begin_another_run_and_name_the_resume_command(recorded, settings, changes):
     run = cut_short(settings)
