@@ -10,6 +10,8 @@ from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.load import public_values
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS
+from fedpatch.shared.wire.messages import ENCODINGS
 
 MAY_CHANGE: Final = frozenset(
     {
@@ -35,6 +37,12 @@ def former_terms(run: RunInfo) -> dict[str, object]:
     """Return the settings by which a run used a feature that only earlier versions have, by name."""
     stored = run.settings
     return {name: stored[name] for name, is_former in _FORMER.items() if name in stored and is_former(stored[name])}
+
+
+def former_encoding(run: RunInfo) -> str:
+    """Return the encoding of a run if only earlier versions have it, else ""; such a run needs another one."""
+    used = str(run.settings.get("encoding", RunSettings.encoding))
+    return "" if used in (*ENCODINGS, *MASKED_ENCODINGS) else used
 
 
 def has_same_terms(run: RunInfo, settings: RunSettings) -> bool:

@@ -9,6 +9,7 @@ from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.rounds.termination import Stopped
+from fedpatch.coordinator.runtime.changeable_settings import former_encoding
 from fedpatch.coordinator.runtime.play_rounds import play_rounds
 from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.runtime.resume_run import connected_again, settings_of
@@ -16,6 +17,7 @@ from fedpatch.coordinator.runtime.run_opening import read_opening
 from fedpatch.coordinator.runtime.run_places import require_free, watch_state_directory
 from fedpatch.coordinator.setting_conflicts.conflict import conflicts_of
 from fedpatch.coordinator.setting_conflicts.evaluate_rounds import EVALUATE_ROUNDS
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import FedpatchError, UsageError
 
@@ -57,7 +59,9 @@ def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
     state_dir = state_dir.absolute()
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)
-        changes = {"broker": broker, "insecure": insecure or None}
+        # An evaluation takes no updates, so another encoding changes no result.
+        encoding = RunSettings.encoding if former_encoding(run) else None
+        changes = {"broker": broker, "insecure": insecure or None, "encoding": encoding}
         settings = settings_of(run, state_dir, changes, password, password_file)
         if hidden := next(iter(conflicts_of(replace(settings, late="refuse"), EVALUATE_ROUNDS)), None):
             raise UsageError(

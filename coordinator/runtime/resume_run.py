@@ -14,7 +14,7 @@ from fedpatch.coordinator.observability.round_tracing import require_tracing
 from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.pki.masking_authority import require_revocations
 from fedpatch.coordinator.rounds.run_summary import RunInfo, RunSummary
-from fedpatch.coordinator.runtime.changeable_settings import former_terms
+from fedpatch.coordinator.runtime.changeable_settings import former_encoding, former_terms
 from fedpatch.coordinator.runtime.connected_run import ConnectedRun
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.ports import REAL, Ports
@@ -29,8 +29,6 @@ from fedpatch.shared.app.files import make_directory, refusals_of
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.trackers.tracking import make_trackers
-from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS
-from fedpatch.shared.wire.messages import ENCODINGS
 
 
 def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
@@ -93,8 +91,7 @@ def settings_of(
             f"run {run.id} has {named}, which only earlier versions of fedpatch know; resume it with the version that began "
             "it, or begin a new run"
         )
-    used = run.settings.get("encoding", RunSettings.encoding)
-    if changes.get("encoding") is None and used not in (*ENCODINGS, *MASKED_ENCODINGS):
+    if changes.get("encoding") is None and (used := former_encoding(run)):
         raise UsageError(
             f"run {run.id} has encoding = {used}, which only earlier versions of fedpatch know; resume it with "
             f"--encoding {RunSettings.encoding}"

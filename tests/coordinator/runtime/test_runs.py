@@ -248,6 +248,15 @@ def test_finished_run_with_an_open_round_is_not_evaluated(settings):
         evaluate(settings, run)
 
 
+def test_run_with_a_former_encoding_is_evaluated_with_the_default_one(settings):
+    """`fedpatch evaluate` has no --encoding."""
+    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        run = new_run(registry, settings=public_values(settings) | {"encoding": "delta-int8-quarter"}).id
+    with pytest.raises(Reached) as reached:
+        evaluate(settings, run)
+    assert reached.value.args[0].encoding == RunSettings.encoding
+
+
 def test_stop_that_is_asked_while_a_run_of_a_killed_coordinator_connects_counts_and_an_earlier_one_does_not(
     settings, monkeypatch
 ):
