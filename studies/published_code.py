@@ -38,9 +38,10 @@ from fedpatch.shared.app.provenance import source_commit
 from fedpatch.shared.errors import UsageError, unknown_name
 from fedpatch.shared.tasks.task import data_root
 from fedpatch.simulator.experiment.cell_file import CellFile
-from fedpatch.simulator.spec.compute import Device, device_name, name_processor
+from fedpatch.simulator.spec.compute import Device, device_name
 from studies.paper.experiments import TUNING, Cell, select_cells, study_of
 from studies.paper.published import NOISY_FRACTION, TARGET_UA
+from studies.processor import name_processor
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from fedpatch.shared.app.provenance import processor_name
 from fedpatch.shared.errors import UsageError, unknown_name
 
 DEVICES = ("cpu", "cuda")
@@ -72,14 +71,3 @@ def device_name(name: str) -> str:
     if name not in DEVICES:
         raise unknown_name("device", name, DEVICES)
     return name
-
-
-def name_processor(device: str) -> str:
-    """Return the model name of the processor that computes on `device`: for cuda the GPU's. Raises UsageError without a GPU."""
-    if device != "cuda":
-        return processor_name()
-    import torch
-
-    if not torch.cuda.is_available():
-        raise UsageError("device 'cuda' cannot be used here: torch finds no GPU; use --device cpu")
-    return torch.cuda.get_device_name()

@@ -21,7 +21,7 @@ from fedpatch.shared.app.signals import EXIT_INTERRUPTED, interruptible, stoppab
 from fedpatch.shared.errors import FedpatchError, UsageError, unknown_name
 from fedpatch.simulator.experiment.plots import require_matplotlib
 from fedpatch.simulator.experiment.progress import StudyProgress, make_progress
-from fedpatch.simulator.spec.compute import STOPPING, Device, device_name, name_processor, worker_count
+from fedpatch.simulator.spec.compute import STOPPING, Device, device_name, worker_count
 from fedpatch.simulator.spec.study import Point
 from studies.paper.experiments import (
     RESTARTS,
@@ -38,6 +38,7 @@ from studies.paper.recheck import Recheck, discard_stale, folder_of, rechecks, r
 from studies.paper.results import Result, ResultOrigin, Results, measurements
 from studies.paper.runner import CellWatcher, Sum, run_paper
 from studies.paper.tuning import choose_rates, run_tuned
+from studies.processor import name_processor
 
 if TYPE_CHECKING:
     from studies.paper.comparison import Comparison

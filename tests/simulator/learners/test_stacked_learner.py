@@ -22,7 +22,6 @@ from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import Cohort
 from fedpatch.simulator.learners.reference_learner import OneByOneLearner
 from fedpatch.simulator.learners.stacked_learner import StackedCohort, StackedModel
-from fedpatch.simulator.spec.compute import name_processor
 from fedpatch.simulator.spec.study import Study
 from tests.simulator.studies import STRATEGIES, one_process
 
@@ -320,11 +319,6 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here t
 def test_a_gpu_gives_the_results_of_a_cpu(strategy, private, build_model):
     study, task = _study(strategy, private), _task(build_model)
     Played(study, task, _stacked(3, "cuda")).require_like(Played(study, task, _stacked(3)))
-
-
-@on_gpu
-def test_a_result_names_the_gpu():
-    assert name_processor("cuda") == torch.cuda.get_device_name()
 
 
 @on_gpu
