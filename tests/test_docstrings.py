@@ -52,7 +52,7 @@ ROOMS = (
     "simulator/attacks",
 )
 MODULES = sorted(path for room in ROOMS for path in [*(ROOT / room).rglob("*.py"), ROOT / room] if path.suffix == ".py")
-FOLDERS = ("shared", "coordinator", "device_agent", "relay", "simulator", "benchmarks", "scripts")
+FOLDERS = ("shared", "coordinator", "device_agent", "relay", "simulator", "benchmarks", "scripts", "studies")
 
 
 def _arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:

@@ -263,7 +263,7 @@ class Aggregator:
             bits=policy.bits,
             keep=1,
             colluders=policy.colluders or UNSET,
-            seed=self._used_base.salt or subset_seed(self._spec.seed, self.state.round + 1),
+            seed=self._used_base.salt or terms_seed(self._spec.seed, self.state.round + 1),
             clip=policy.clip or scale.clip,
             weight_cap=policy.weight_cap or 1,
             grid=write_grid(scale.ranges),
@@ -290,6 +290,6 @@ class Aggregator:
                 self._say(f"the updates of {device} are far from those of the others: {_FAR_REMEDY}")
 
 
-def subset_seed(run_seed: int, round_number: int) -> bytes:
-    """Return the public seed of the values that travel in a masked round: the same after a crash, another in each round."""
+def terms_seed(run_seed: int, round_number: int) -> bytes:
+    """Return the public seed in the terms of a masked round: the same after a crash, another in each round."""
     return hashlib.sha256(f"subset {run_seed} {round_number}".encode()).digest()[:16]

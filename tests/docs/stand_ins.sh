@@ -161,7 +161,6 @@ case $name in
                     [[ $word != tests/* || -e $word ]] || refuse "there are no tests in $word"
                     for marker in ${word//not / }; do [[ $word != not\ * || $marker = and ]] || grep -q "\"$marker[:(]" pyproject.toml || refuse "no marker $marker"; done
                 done ;;
-            "-m dashboards") exec "$READER_PYTHON" "$@" ;;
             "-m studies.paper")
                 case "$*" in
                     *--summary*) exec "$READER_PYTHON" "$@" ;;
