@@ -31,6 +31,7 @@ from fedpatch.coordinator.storage.database.tables import (
 from fedpatch.coordinator.storage.database.transactions import Database, Tables, insert, insert_new
 from fedpatch.coordinator.storage.database.value_checks import row_problem
 from fedpatch.coordinator.storage.run_journal import RunJournal
+from fedpatch.shared.wire.messages import ENCODINGS
 
 _LATER_STEPS, _LATER_TEAM = {"codes": "shares", "agreement": "reveal"}, 1_000_000
 """Steps that the constraint of the table does not know: they are rows of these steps, with this much added to the group."""
@@ -182,10 +183,14 @@ class RoundsTable(Tables):
         return own + [one for one in earlier if one.device in carried and carried[one.device].round == one.round]
 
     def carried(self, run: str) -> dict[str, CarriedWork]:
-        """Return the work for rounds that are over, by device, including the committed updates of a failed round."""
+        """Return the work for rounds that are over, by device, including the committed updates of a failed round.
+
+        Work in an encoding that only earlier versions have is left out: its update could not be read, and would count as an
+        offence of its device.
+        """
         rows = self._rows(carried_work, select(carried_work).where(carried_work.c.run == run))
         works = [_without_run(row) for row in sorted(rows, key=lambda row: str(row["device"]))]
-        return {work.pop("device"): CarriedWork(**work) for work in works}
+        return {work.pop("device"): CarriedWork(**work) for work in works if work["encoding"] in ENCODINGS}
 
     def drop_update(self, run: str, round: int, device: str) -> None:
         """Delete one update."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
@@ -367,6 +368,14 @@ def test_open_round_keeps_devices_that_left_the_count(registry):
     registry.rounds.open(run, journal_of(departed={"a": departed["a"]}), now)
     registry.rounds.depart(run, {"b": departed["b"]})
     assert registry.rounds.unfinished(run, now) == journal_of(departed=departed)
+
+
+def test_carried_work_in_an_encoding_of_an_earlier_version_is_left_out(registry):
+    """Its update could not be read, and would count as an offence of its device."""
+    known, former = (CarriedWork(1, 1, 0, "ab" * 32, encoding) for encoding in ("delta-int8", "delta-int4"))
+    run = new_run(registry).id
+    registry.rounds.finish(run, RoundRecord(1, "aggregated", 2, 2, 0, 2), {"pi-1": known, "pi-2": former})
+    assert registry.rounds.carried(run) == {"pi-1": known}
 
 
 def test_opened_round_keeps_its_own_updates_only(registry):
