@@ -84,7 +84,7 @@ WHAT_LEAVES: Mapping[type, Mapping[str, SentField]] = {
             "the unmet preference, so that it is not asked in vain: other_ssid tells that it is away", _REASONS
         ),
         "features": SentField("messages that it understands"),
-        "path": SentField("only a relay sends it: the relays above"),
+        "path": SentField("only a relay sends it: its id, and those of relays below it"),
     },
     TaskCapability: {
         "task": SentField("name of the task"),
@@ -162,7 +162,9 @@ WHAT_LEAVES: Mapping[type, Mapping[str, SentField]] = {
         "user_accuracy_after": SentField("figure after the training", 'secure = "required" sends sums of a group only'),
         "download_s": SentField("time of the download, for deadlines"),
         "train_s": SentField("time of the training, for deadlines"),
-        "user_accuracy_independent": SentField("figure of learning alone", "alone_every = 0"),
+        "user_accuracy_independent": SentField(
+            "figure of learning alone, where a run measures it", 'secure = "required" leaves it out'
+        ),
         "members": SentField("only a relay sends it: its devices"),
     },
     Vitals: _all(Vitals, "health of the device, for the operator", _VITALS),
