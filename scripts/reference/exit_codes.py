@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import fedpatch
 from fedpatch.shared.errors import EXIT_CODES, FedpatchError
 from scripts.reference.markdown import render, table
 
@@ -11,7 +12,7 @@ from scripts.reference.markdown import render, table
 def page() -> str:
     """Return the page."""
     codes = [(str(code), meaning, action) for code, (meaning, action) in EXIT_CODES.items()]
-    errors = [f"- `{error.__name__}` ({error.exit_code}): {_summary(error)}" for error in _tree(FedpatchError)]
+    errors = [f"- `{error.__name__}` ({error.exit_code}): {_summary(error)}" for error in _offered(FedpatchError)]
     return render(
         "exit-codes.md",
         codes=table(("exit code", "meaning", "what to do"), codes),
@@ -19,12 +20,12 @@ def page() -> str:
     )
 
 
-def _tree(error: type[FedpatchError]) -> Iterator[type[FedpatchError]]:
-    yield error
+def _offered(error: type[FedpatchError]) -> Iterator[type[FedpatchError]]:
+    """Yield an error and those below it that a program imports from `fedpatch`."""
+    if error.__name__ in fedpatch.__all__:
+        yield error
     for child in error.__subclasses__():
-        # Errors of other modules are internal; the page has only those of shared/errors.py.
-        if child.__module__ == error.__module__:
-            yield from _tree(child)
+        yield from _offered(child)
 
 
 def _summary(error: type[FedpatchError]) -> str:
