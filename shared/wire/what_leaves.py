@@ -57,18 +57,31 @@ class SentField:
     stop: str = NEEDED
 
 
-def _all(of: type, why: str, stop: str) -> Mapping[str, SentField]:
+def _all(of: type, why: str, stop: str = NEEDED) -> Mapping[str, SentField]:
     return {one.name: SentField(why, stop) for one in fields(of)}
+
+
+_WORK = SentField("task, run and round of the work, and the start of the coordinator that the message answers")
+_TASK = SentField("name of the task, and digest of names and shapes of its model's tensors")
+_UPDATE = SentField("SHA-256, sizes and encoding of the update and its parts")
+_PUBLIC_KEY = SentField("public keys of a masked round", _MASKED)
+_MEASUREMENT = SentField(
+    "the measured figure, count of test examples, and time", 'secure = "required" declines measurements'
+)
+_FIGURES = SentField(
+    "mean loss, and figures before and after the training", 'secure = "required" sends sums of a group only'
+)
+_TIMES = SentField("times of download and training, for deadlines")
 
 
 WHAT_LEAVES: Mapping[type, Mapping[str, SentField]] = {
     Envelope: {
         "body": SentField("the message itself, one of those below"),
         "id": SentField("order of the messages of one start"),
-        "task": SentField("the task of the work"),
-        "run": SentField("the run of the work"),
-        "epoch": SentField("the start of the coordinator that the message answers"),
-        "round": SentField("the round of the work"),
+        "task": _WORK,
+        "run": _WORK,
+        "epoch": _WORK,
+        "round": _WORK,
         "version": SentField("version of the protocol"),
     },
     DeviceState: {
@@ -87,24 +100,19 @@ WHAT_LEAVES: Mapping[type, Mapping[str, SentField]] = {
         "path": SentField("only a relay sends it: its id, and those of relays below it"),
     },
     TaskCapability: {
-        "task": SentField("name of the task"),
-        "schema": SentField("digest of names and shapes of the model's tensors"),
+        "task": _TASK,
+        "schema": _TASK,
         "num_examples": SentField("the count of training examples weighs its update", 'secure = "required" sends 1'),
         "members": SentField("only a relay sends it: its devices"),
     },
-    JobStatus: {
-        "run": SentField("the run of its work"),
-        "epoch": SentField("the start of the coordinator that asked"),
-        "round": SentField("the round of its work"),
-        "phase": SentField("downloading, training or uploading"),
-    },
+    JobStatus: _all(JobStatus, "the work that it is on, and whether it downloads, trains or uploads"),
     Accept: {
         "num_examples": SentField("the count of training examples weighs its update", 'secure = "required" sends 1'),
         "keys": SentField("public keys of a masked round", _MASKED),
     },
     MaskingKeys: {
-        "share": SentField("key with which others encrypt their shares", _MASKED),
-        "mask": SentField("key from which masks are made", _MASKED),
+        "share": _PUBLIC_KEY,
+        "mask": _PUBLIC_KEY,
         "certificate": SentField("its certificate of the fleet's CA, with the device's name", _MASKED),
         "signature": SentField("proof that the keys are its own", _MASKED),
     },
@@ -114,10 +122,7 @@ WHAT_LEAVES: Mapping[type, Mapping[str, SentField]] = {
         "condition": SentField("the unmet preference that lasts longest", _REASONS),
         "retry_after_s": SentField("time until another request makes sense: of quiet hours, their rest", _REASONS),
     },
-    Need: {
-        "digest": SentField("the model that it downloads over MQTT"),
-        "missing": SentField("the parts of it that are not there yet"),
-    },
+    Need: _all(Need, "parts of the model that it downloads over MQTT and does not have yet"),
     Progress: {
         "phase": SentField(
             "a sign of life at the start of the training, and each 15 s: else the device counts as lost"
@@ -130,12 +135,12 @@ WHAT_LEAVES: Mapping[type, Mapping[str, SentField]] = {
         "codes": SentField("codes for the members of a masked group", _MASKED),
     },
     Manifest: {
-        "digest": SentField("SHA-256 of the update"),
-        "size_bytes": SentField("its size"),
-        "chunk_bytes": SentField("size of its parts"),
-        "chunk_count": SentField("count of its parts"),
-        "encoding": SentField("encoding of its tensors"),
-        "raw_bytes": SentField("its size without compression"),
+        "digest": _UPDATE,
+        "size_bytes": _UPDATE,
+        "chunk_bytes": _UPDATE,
+        "chunk_count": _UPDATE,
+        "encoding": _UPDATE,
+        "raw_bytes": _UPDATE,
         "schema": SentField("digest of names and shapes of its tensors, which are public ones only"),
         "url": SentField("never sent by a device"),
     },
@@ -146,22 +151,20 @@ WHAT_LEAVES: Mapping[type, Mapping[str, SentField]] = {
     },
     Evaluation: {
         "base": SentField("the model that was measured"),
-        "user_accuracy": SentField("the measured figure", 'secure = "required" declines measurements'),
-        "num_examples": SentField("count of test examples", 'secure = "required" declines measurements'),
-        "seconds": SentField("time of the measurement", 'secure = "required" declines measurements'),
+        "user_accuracy": _MEASUREMENT,
+        "num_examples": _MEASUREMENT,
+        "seconds": _MEASUREMENT,
         "members": SentField("only a relay sends it: its devices"),
     },
     UpdateReport: {
         "base": SentField("the model that the training began with"),
         "num_examples": SentField("the count of training examples weighs the update", 'secure = "required" sends 1'),
         "steps": SentField("count of steps", 'secure = "required" leaves it out'),
-        "train_loss": SentField("mean loss", 'secure = "required" sends sums of a group only'),
-        "user_accuracy_before": SentField(
-            "figure before the training", 'secure = "required" sends sums of a group only'
-        ),
-        "user_accuracy_after": SentField("figure after the training", 'secure = "required" sends sums of a group only'),
-        "download_s": SentField("time of the download, for deadlines"),
-        "train_s": SentField("time of the training, for deadlines"),
+        "train_loss": _FIGURES,
+        "user_accuracy_before": _FIGURES,
+        "user_accuracy_after": _FIGURES,
+        "download_s": _TIMES,
+        "train_s": _TIMES,
         "user_accuracy_independent": SentField(
             "figure of learning alone, where a run measures it", 'secure = "required" leaves it out'
         ),
