@@ -41,13 +41,12 @@ def documents_of(records: TestbedRecords, cell: Cell) -> Documents:
     return sorted(found, key=lambda one: one["seed"])
 
 
-def markdown(found: Mapping[Cell, Documents], *, plain: bool = False, curves: bool = True) -> Iterator[str]:
+def markdown(found: Mapping[Cell, Documents], *, plain: bool = False) -> Iterator[str]:
     """Yield the table of each dataset, then user accuracy round by round with encodings off and on.
 
     Args:
         found: A document of each seed, by cell. Figures are means of the seeds, with the least and the largest in brackets.
         plain: Align columns with spaces; else Markdown.
-        curves: Yield user accuracy too.
     """
     for dataset in dict.fromkeys(cell.dataset for cell in found):
         yield DATASETS[dataset].model
@@ -55,8 +54,7 @@ def markdown(found: Mapping[Cell, Documents], *, plain: bool = False, curves: bo
         rows = [_row(cell, documents) for cell, documents in found.items() if cell.dataset == dataset]
         yield from _table(_HEADINGS, rows, plain=plain)
         yield ""
-        if curves:
-            yield from _accuracies(found, dataset, plain=plain)
+        yield from _accuracies(found, dataset, plain=plain)
 
 
 def shares(document: Mapping[str, Any]) -> dict[str, float]:

@@ -22,7 +22,7 @@ def table4(path: Path) -> dict[str, str]:
     counts = [len(documents) for documents in found.values()]
     loads = [one["machine"]["load"] for documents in found.values() for one in documents]
     texts = {
-        "table4": "\n".join(markdown(found, curves=False)),
+        "table4": "\n".join(markdown(found)),
         "table4_seeds": span(min(counts), max(counts)),
         "table4_load": span(*(round(limit(loads)) for limit in (min, max))),
         "table4_cpu_old": f"{CPUS['pi-2b']:g}",
