@@ -10,16 +10,23 @@ import contextlib
 import ctypes
 import logging
 import os
+import select
 import signal
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from fedpatch.shared.app.formatting import duration
 from fedpatch.shared.errors import FedpatchError
+
+LIMIT_S = 600.0
+"""The copy is killed after this time: no round begins while the training process waits for it."""
 
 _PR_SET_PDEATHSIG = 1
 # Higher than that of the training process: the copy holds more memory, and its loss costs less.
 _OOM_SCORE_ADJ = "700"
+_OPENMP_RUNTIMES = ("libgomp", "libiomp", "libomp")
 
 log = logging.getLogger("fedpatch.training")
 
@@ -28,13 +35,13 @@ class ForkedWorkDied(FedpatchError):
     """The copy ended before its work was done."""
 
 
-def run_forked(work: Callable[[], str]) -> str:
+def run_forked(work: Callable[[], str], *, limit_s: float = LIMIT_S) -> str:
     """Return the text that `work` returns in a forked copy of this process; its other effects on memory are lost.
 
     Call it on the main thread: the copy is killed when the calling thread ends.
 
     Raises:
-        ForkedWorkDied: The copy was killed, or `work` raised an exception, which is in the log.
+        ForkedWorkDied: The copy was killed, took longer than `limit_s`, or `work` raised an exception, which is in the log.
         OSError: The system allows no other process.
     """
     receiving, sending = os.pipe()
@@ -45,9 +52,12 @@ def run_forked(work: Callable[[], str]) -> str:
         os.close(receiving)
         _serve(work, sending)
     os.close(sending)
-    with open(receiving, "rb") as answer:
-        text = answer.read().decode()
+    text = _read_to_end(receiving, limit_s)
+    if text is None:
+        os.kill(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if text is None:
+        raise ForkedWorkDied(f"the process that makes it was ended after {duration(limit_s)}")
     if code < 0:
         raise ForkedWorkDied(
             f"the process that makes it was ended by {signal.Signals(-code).name}; is there too little memory?"
@@ -57,6 +67,20 @@ def run_forked(work: Callable[[], str]) -> str:
     return text
 
 
+def _read_to_end(pipe: int, limit_s: float) -> str | None:
+    """Return the text in the pipe, and close it; None if its other end is still open after `limit_s`."""
+    give_up_at = time.monotonic() + limit_s
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    with open(pipe, "rb", buffering=0) as answer:
+        received = bytearray()
+        while waiting.poll(1000 * max(0.0, give_up_at - time.monotonic())):
+            if not (part := answer.read(2**16)):
+                return received.decode()
+            received += part
+    return None
+
+
 def _serve(work: Callable[[], str], sending: int) -> None:
     """Do the work in the copy, and end the copy."""
     code = 1
@@ -64,6 +88,7 @@ def _serve(work: Callable[[], str], sending: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
+        _use_one_thread()
         with open(sending, "wb") as answer:
             answer.write(work().encode())
         code = 0
@@ -71,3 +96,16 @@ def _serve(work: Callable[[], str], sending: int) -> None:
         log.error("unexpected error", exc_info=error)
     finally:
         os._exit(code)
+
+
+def _use_one_thread() -> None:
+    """Make each OpenMP runtime of this process run all parallel regions on the thread that begins them.
+
+    A fork copies one thread, and GNU's runtime waits for the others of its pool without end. `torch.set_num_threads` is not
+    enough: the Arm Compute Library, by which torch multiplies on aarch64, asks for the number of threads of its first call.
+    """
+    with contextlib.suppress(OSError):
+        mapped = {Path(line.split(maxsplit=5)[-1]) for line in Path("/proc/self/maps").read_text().splitlines()}
+        for library in mapped:
+            if library.name.startswith(_OPENMP_RUNTIMES):
+                ctypes.CDLL(str(library)).omp_set_max_active_levels(0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,33 @@ def test_run_forked_killed_work_is_an_error_that_names_the_signal():
 def test_run_forked_exception_of_the_work_is_an_error():
     with pytest.raises(ForkedWorkDied, match="exit code 1"):
         run_forked(lambda: str(1 // 0))
+
+
+def test_run_forked_work_beyond_its_limit_is_killed_and_an_error_that_names_the_limit():
+    def work() -> str:
+        time.sleep(600)
+        return ""
+
+    with pytest.raises(ForkedWorkDied, match=r"ended after 0\.5 s"):
+        run_forked(work, limit_s=0.5)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_run_forked_work_that_asks_openmp_for_threads_after_this_process_used_some_ends():
+    """As the Arm Compute Library does, which has torch's products on aarch64."""
+    import torch  # noqa: F401 - it loads OpenMP
+
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    openmp = ctypes.CDLL(next(line.split()[-1] for line in mapped if "libgomp" in line))
+    calls: list[int] = []
+    region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: calls.append(openmp.omp_get_num_threads()))
+
+    def work() -> str:
+        calls.clear()
+        openmp.GOMP_parallel(region, None, 2, 0)
+        return str(calls)
+
+    openmp.GOMP_parallel(region, None, 2, 0)
+    assert calls == [2, 2]
+    assert run_forked(work, limit_s=30.0) == "[1]"
