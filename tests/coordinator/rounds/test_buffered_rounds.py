@@ -11,6 +11,7 @@ import pytest
 from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 from fedpatch.coordinator.rounds.held_devices import QUARANTINED
 from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.round_journal import CommittedUpdate, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
@@ -246,6 +247,17 @@ def test_carried_upload_that_fails_in_the_next_round_is_not_waited_for():
     assert [record.failure for record in made.records[2:]] == ["quorum_missed"]
 
 
+def test_round_does_not_wait_for_the_carried_work_of_a_device_that_is_offline():
+    made = carrying()
+    next_version(made)
+    report_of(made, "a", 8.0)
+    send(made, "b", Failed(FailReason.TRAINING), 8.5, 2)
+    assert made.open is not None
+    leave(made, "c", 9.0)
+    made.handle(TimePassed(), 9.5)
+    assert [record.failure for record in made.records[1:]] == ["quorum_missed"]
+
+
 def test_device_that_has_lost_the_work_that_a_later_round_took_is_cancelled_and_no_longer_waited_for():
     """It begins again, and needs chunks of a model that is not published any more."""
     made = carrying()
@@ -395,6 +407,15 @@ def test_stop_after_the_round_keeps_carried_work_and_waiting_updates_for_a_resum
     assert not [body for device, body in sent(effects) if device in "cd"]
 
 
+def test_end_of_the_run_cancels_carried_work():
+    made = carrying(rounds=2)
+    next_version(made)
+    report_all(made, "ab", 8.0)
+    effects = made.handle(Aggregated(), 9.0)
+    assert made.stopped is Stopped.MAX_ROUNDS
+    assert [body for device, body in sent(effects) if device == "c"] == [Cancel("late")]
+
+
 @pytest.mark.parametrize("end", [Interrupted(), Suspended()])
 def test_end_of_the_process_cancels_no_carried_training(end):
     made = carrying()
@@ -512,6 +533,28 @@ def test_resumed_run_does_not_wait_for_the_carried_work_of_a_quarantined_device(
     assert [record.failure for record in made.records[1:]] == ["quorum_missed"]
 
 
+def test_resumed_round_does_not_wait_for_the_work_of_an_update_that_it_has():
+    before = carrying("abcd")
+    send(before, "d", TRAINING, 6.5)
+    works = dict(before.carried.works)
+    assert works.keys() == {"c", "d"}
+    journal = RoundJournal(2, 2, ("a", "b"), model(b"n" * 250).digest)
+    updates = {
+        device: CommittedUpdate(DIGEST, len(BLOB), report(), work)
+        for device, work in {"c": works["c"], "a": None}.items()
+    }
+    made = Engine(
+        before.spec,
+        records=before.records,
+        unfinished=RoundStart(journal, updates),
+        jitter=random.Random(1),
+        carried=works,
+    )
+    made.handle(RunStarted(), 10.0)
+    next_version(made, 10.0)
+    assert made.carried.works.keys() == {"d"}
+
+
 def waiting_update(devices: str = "abcde", **changes: Any) -> tuple[Engine, str]:
     """Return an engine before round 3, and the device whose update waits: round 2, of version 1, has failed."""
     given = {"quorum_updates": 2, "grace_s": 0.0, "carries": True, "carry": CARRY, "rounds": 9, "upload_slots": 9}
@@ -611,6 +654,25 @@ def test_shares_of_weights_are_by_training_time_and_not_by_the_time_of_the_downl
     assert made.records[-1].buffered is not None
     shares = made.records[-1].buffered.weights
     assert shares[0] < shares[-1]
+
+
+def test_share_of_older_work_in_the_weights_is_less_by_its_staleness():
+    """The last of three versions has an update of its own model and one of the model two versions before."""
+    made = carrying("abcde", upload_slots=9)
+    next_version(made)
+    for device, carried in zip("ab", "cd", strict=True):
+        send(made, device, Accept(10), 7.5, 2)
+        upload(made, carried, 1)
+    made.handle(Aggregated(), 9.0)
+    next_version(made, 10.0, version=2)
+    send(made, "d", Accept(10), 10.5, 3)
+    upload(made, "e", 1, 11.0)
+    report_of(made, "c", 11.5)
+    made.handle(Aggregated(), 12.0)
+    assert made.records[-1].buffered is not None
+    older = CARRY.factor(2)
+    shares = [0, 0, 1 / (1 + older), 0, older / (1 + older)]
+    assert made.records[-1].buffered.weights == pytest.approx(shares, abs=1e-4)
 
 
 @pytest.mark.parametrize("every", [1, 2])

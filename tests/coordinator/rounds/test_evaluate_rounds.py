@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, SaveJournal, SaveRecord, StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine
@@ -19,7 +20,7 @@ from fedpatch.coordinator.rounds.run_events import (
 )
 from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.shared.wire.features import EVALUATE_FEATURE, INDEPENDENT_FEATURE
-from fedpatch.shared.wire.messages import Accept, Evaluation, Failed, Offer, Progress, WorkRequest
+from fedpatch.shared.wire.messages import Accept, Cancel, Evaluation, Failed, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from tests.coordinator.engines import BLOB, current, end_of, engine, kinds, report_all, send
 from tests.support.specs import model, sent, there, update
@@ -177,6 +178,17 @@ def test_slow_devices_are_waited_for_until_the_deadline_and_one_answer_is_enough
     assert current(made).round.number == 3
     made.handle(TimePassed(), 3.0 + deadline_s + 1)
     assert (last(made).outcome, last(made).reported, last(made).late) == ("evaluated", 1, 1)
+
+
+def test_slow_device_of_an_evaluate_round_is_cancelled_where_training_rounds_carry_work():
+    made = until_evaluation("ab", quorum_updates=2, carries=True, carry=CarryPolicy(2, 0.5), upload_slots=9)
+    made.handle(ModelPublished(model(), version=2), 3.0)
+    send(made, "b", Accept(10), 3.0, number=3)
+    send(made, "a", measured(), 4.0, number=3)
+    send(made, "b", Progress(JobPhase.TRAINING, 0, 1), 2.0 + current(made).round.policy.deadline_s, number=3)
+    effects = made.handle(TimePassed(), 1e4)
+    assert (last(made).outcome, made.carried.works) == ("evaluated", {})
+    assert ("b", Cancel("late")) in sent(effects)
 
 
 @pytest.mark.parametrize("answer", [measured(base="ab" * 32), measured(7.0), Failed(FailReason.TRAINING)])

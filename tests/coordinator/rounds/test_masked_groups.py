@@ -56,7 +56,17 @@ from fedpatch.shared.wire.masking_messages import (
     ThresholdRule,
     Unmask,
 )
-from fedpatch.shared.wire.messages import Accept, Body, Failed, Grant, Offer, Refused, TaskCapability, WorkRequest
+from fedpatch.shared.wire.messages import (
+    Accept,
+    Body,
+    DeviceState,
+    Failed,
+    Grant,
+    Offer,
+    Refused,
+    TaskCapability,
+    WorkRequest,
+)
 from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
 from tests.coordinator.engines import BLOB, current
 from tests.support.masked_group import MaskedDevice, terms_of
@@ -65,6 +75,13 @@ from tests.support.specs import SCHEMA, TASK, envelope_of, model, run_spec, ther
 UPDATE = replace(update(BLOB), encoding="masked-u8")
 RELAY_TASKS = (TaskCapability(TASK, SCHEMA, 80, members=8),)
 POLICY = SecurePolicy(9, 2, ThresholdRule.HALF, 8, 1.0, 600, 5.0, lambda: 0.0)
+
+
+def presence_of(name: str) -> DeviceState:
+    """Return the presence of a device, or of a relay if the name is in capitals."""
+    if name.islower():
+        return replace(there(), features=(MASKED_FEATURE,))
+    return replace(there(tasks=RELAY_TASKS), features=(SUMS_FEATURE,))
 
 
 class Played:
@@ -79,7 +96,7 @@ class Played:
     def __init__(self, names: str, unfinished: RoundStart | None = None, most: int = 9, **changes: Any) -> None:
         given = {"devices": len(names), "quorum": 0.5, "unmask_s": 30.0, "rounds": 9, "upload_slots": 9}
         secure = replace(POLICY, given=terms_of(most), size=most)
-        spec = run_spec(secure=secure, limits=Limits(max_members=20), **given | changes)
+        spec = run_spec(**{"secure": secure, "limits": Limits(max_members=20)} | given | changes)
         self.engine = Engine(spec, unfinished=unfinished, jitter=random.Random(1))
         self.devices = {name: MaskedDevice(name) for name in names if name.islower()}
         self.names, self.now = names, 0.0
@@ -92,9 +109,7 @@ class Played:
         """Bring all devices online; the round begins with them."""
         self.perform(RunStarted())
         for name in self.names:
-            relay = replace(there(tasks=RELAY_TASKS), features=(SUMS_FEATURE,))
-            plain = replace(there(), features=(MASKED_FEATURE,))
-            self.perform(DevicePresence(name, plain if name.islower() else relay))
+            self.perform(DevicePresence(name, presence_of(name)))
         return self
 
     @property
@@ -207,7 +222,17 @@ def test_terms_and_relays_of_a_round_are_saved_before_its_first_request():
     effects = Played("abS").begin().effects
     first = next(at for at, one in enumerate(effects) if isinstance(one, SendMessage))
     [saved] = [one for one in effects[:first] if isinstance(one, SaveGroupSteps) and one.round == 1]
-    assert saved.entries == (terms_entry(terms_of(9), measures=False), MaskingEntry(0, "terms", "S", b""))
+    terms, relay = saved.entries
+    assert (terms, terms.group) == (terms_entry(terms_of(9), measures=False), 0)
+    assert relay == MaskingEntry(0, "terms", "S", b"")
+
+
+@pytest.mark.parametrize(("names", "needed"), [("ab", 4), ("abS", 3)])
+def test_round_needs_the_devices_of_a_group_unless_a_relay_answers_with_the_sum_of_its_site(names, needed):
+    played = Played(names, secure=replace(POLICY, least=4), quorum=1.0)
+    for device in played.names:
+        played.perform(DevicePresence(device, presence_of(device)))
+    assert played.engine.required_devices() == needed
 
 
 class TestWithoutAGroup:

@@ -432,3 +432,24 @@ def test_device_that_waits_for_an_upload_slot_at_the_end_of_the_round_has_not_mi
     made.handle(Aggregated(), 44.0)
     assert made.records[-1].outcome == "aggregated"
     assert not set(waiting) & made.records[-1].absent.keys()
+
+
+@pytest.mark.parametrize(("closed_at", "state"), [(5.0, State.LATE), (200.0, State.FAILED)])
+def test_lost_device_has_missed_the_round_and_a_device_that_failed_for_a_reason_has_not(closed_at, state):
+    made = asking("abcd", quorum=0.5, grace_s=0.0)
+    accept(made, "abcd")
+    leave(made, "c", 2.0)
+    send(made, "d", Failed(FailReason.TRAINING), 2.0)
+    report_all(made, "ab", closed_at)
+    lost, absentees = current(made).round.participants["c"], current(made).absentees
+    assert (lost.state, lost.reason) == (state, "lost")
+    assert (absentees.missed, absentees.unheard, absentees.failed) == (("c",), (), ("d",))
+
+
+def test_device_that_left_the_round_has_neither_missed_it_nor_failed():
+    made = asking("abc", quorum=0.5, grace_s=0.0)
+    accept(made, "abc")
+    made.handle(DevicesRevoked(frozenset("c")), 2.0)
+    report_all(made, "ab", 5.0)
+    absentees = current(made).absentees
+    assert (absentees.missed, absentees.failed) == ((), ())

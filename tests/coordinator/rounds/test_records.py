@@ -16,8 +16,10 @@ from fedpatch.coordinator.observability.round_text import round_line, troubles
 from fedpatch.coordinator.rounds.far_updates import UNUSUAL_ROUNDS
 from fedpatch.coordinator.rounds.learning_alone import comparison, fleet_loses, headline, loss_warning
 from fedpatch.coordinator.rounds.round_record import (
+    BufferedFigures,
     PhaseSeconds,
     RoundRecord,
+    buffered_words,
     last_user_accuracy,
     privacy_words,
     pulled_most,
@@ -201,9 +203,24 @@ def test_record_without_some_of_the_figures_is_refused():
         RoundRecord.from_dict(plain)
 
 
+def test_record_with_a_value_of_another_type_is_refused_with_the_place_of_the_value():
+    with pytest.raises(ValueError, match=r"\$\.reported"):
+        RoundRecord.from_dict(RECORD.to_dict() | {"reported": "many"})
+
+
 def test_record_keeps_lists():
     record = replace(RECORD, bounded_devices={"pi-1": ["weights", "exp_avg"]})
     assert record.to_dict()["bounded_devices"] == {"pi-1": ["weights", "exp_avg"]}
+
+
+def test_carried_work_in_words_has_each_count_but_zeros_and_the_share_of_the_slowest():
+    assert buffered_words(None) == buffered_words(BufferedFigures(staleness={"0": 4})) == ""
+    figures = BufferedFigures(5, 4, 3, 2, {"0": 9, "1": 1, "10": 2}, (0.5, 0.25))
+    assert buffered_words(figures).split(", ") == [
+        "3 of older models (up to 10 versions)",
+        *("5 carried", "4 waiting", "3 unused", "2 stale"),
+        "25.0% of the weights from the slowest fifth",
+    ]
 
 
 def test_last_user_accuracy_is_that_of_an_aggregated_round_that_has_one():

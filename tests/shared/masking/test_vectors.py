@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedpatch.shared.masking.device_vector as device_vector
 from fedpatch.shared.errors import UpdateRefused, WireError
-from fedpatch.shared.masking.device_vector import make_vector, weight_class
+from fedpatch.shared.masking.device_vector import make_vector, step_between, weight_class
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import GroupSum, mean_step, read_report, read_sum, sum_of_groups
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, mask_blob, read_masked_blob, write_masked_blob
@@ -114,6 +114,19 @@ def test_step_beyond_the_clip_is_shortened_to_it():
     assert math.sqrt(np.square(mean["fc.weight"]).sum()) == pytest.approx(0.5, abs=0.02)
     assert np.allclose(mean["bn.running_mean"], 3.0, atol=0.01)
     assert read_report(layout, total).norm == pytest.approx(4.0)
+
+
+def test_step_is_the_update_minus_the_model_and_zero_where_an_untrained_value_is_not_finite():
+    mask = np.asarray([-np.inf, 2.0, np.inf, -1.0, np.nan, 0.0], "f4")
+    specs = (TensorSpec("w", (2,), "float32", "weight"), TensorSpec("mask", mask.shape, "float32", "stats"))
+    model = {"w": np.asarray([1.0, np.inf], "f4"), "mask": mask}
+    update = {"w": np.asarray([3.5, 0.0], "f4"), "mask": mask + np.float32(1)}
+    np.full_like(
+        mask, np.nan
+    )  # freed at once; numpy allocates such memory again: an element that is left out would be NaN
+    step = step_between(specs, model, update)
+    assert step["w"].tolist() == [2.5, -np.inf]
+    assert step["mask"].tolist() == [0, 1, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
