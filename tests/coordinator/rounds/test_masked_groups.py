@@ -227,6 +227,15 @@ def test_terms_and_relays_of_a_round_are_saved_before_its_first_request():
     assert relay == MaskingEntry(0, "terms", "S", b"")
 
 
+@pytest.mark.parametrize("turns", [0, 3])
+def test_continued_round_saves_no_terms_again(turns):
+    played = Played("abc").begin()
+    for _ in range(turns):
+        played.turn()
+    again = [one for one in played.again().effects if isinstance(one, SaveGroupSteps)]
+    assert "terms" not in [entry.step for one in again for entry in one.entries]
+
+
 @pytest.mark.parametrize(("names", "needed"), [("ab", 4), ("abS", 3)])
 def test_round_needs_the_devices_of_a_group_unless_a_relay_answers_with_the_sum_of_its_site(names, needed):
     played = Played(names, secure=replace(POLICY, least=4), quorum=1.0)

@@ -240,8 +240,9 @@ class TestRounds:
         made = after_failure_of_d()
         now, rounds = self.play(made, "abcd", 10.0), 0
         while "d" in made.fleet.count.unsteady:
+            assert made.present == 3
             now, rounds = self.play(made, "abcd", now), rounds + 1
-        assert rounds == PROBATION
+        assert (rounds, made.present) == (PROBATION, 4)
 
     def test_mute_device_among_six_costs_the_grace_less_and_less(self):
         """After the quorum the round asks the mute device again, and closes without an answer."""

@@ -78,9 +78,10 @@ def test_time_spent_by_an_earlier_process_counts_once():
     assert current(made).spent_s(3.0) == 8.0
 
 
-def test_traffic_of_a_resumed_round_has_all_committed_updates():
+def test_resumed_round_has_traffic_and_reports_of_all_committed_updates():
     made, _ = going_on(opening("abc", accepted="ab", reported="ab"))
     assert current(made).traffic().up == 2 * len(BLOB)
+    assert current(made).reports == dict.fromkeys("ab", report(0.5))
 
 
 def test_offender_of_a_resumed_round_is_not_invited_and_does_not_count():
