@@ -75,7 +75,8 @@ class TestInvitations:
         made = Invitations(spec, fleet, journal, ModelPublished(model(), [delta]))
         assert [made.size_bytes(device) for device in "abcd"] == [40, 0, 250, 250]
         assert [made.request(device, 1.0).deltas for device in "abcd"] == [(delta,), (), (delta,), ()]
-        assert made.with_encodings(journal).negotiated == {"d": "fp32"}
+        saved = made.with_encodings(journal)
+        assert (saved.encoding, saved.negotiated) == ("delta-int8", {"d": "fp32"})
 
     def test_device_that_lacks_the_delta_encoding_gets_another_and_the_whole_model(self):
         wanted = "delta-int8"
