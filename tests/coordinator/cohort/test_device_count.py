@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +66,18 @@ def test_device_that_returns_after_a_vain_wait_counts_again_and_stays_counted_wh
     count.note("pi-0", able=True, out=False, invitable=True)
     count.note("pi-0", able=True, out=False, invitable=False)
     assert (count.standing.missing, count.standing.counted) == (0, 4)
+
+
+@pytest.mark.parametrize(("seen", "unseen"), [(4, 0), (3, 1), (2, 2)])
+def test_devices_that_the_run_has_never_seen_are_missing_after_a_vain_wait_as_many_as_they_were_then(seen, unseen):
+    count = DeviceCount(least=4)
+    for device in NAMES[:seen]:
+        count.note(device, able=True, out=False, invitable=True)
+    assert count.standing.missing == 0
+    count.give_up()
+    assert count.standing.missing == unseen
+    count.forget("pi-0")
+    assert count.standing.missing == unseen
 
 
 def test_held_device_of_the_last_run_that_was_never_seen_reduces_the_devices_to_wait_for():
