@@ -38,7 +38,10 @@ from tests.support.paths import ROOT
 EXPLAINED = ROOT / "tests" / "explained_mutants.toml"
 # Folders and files with the tests of a room; a room that is not named here has tests in the folder of its own name only.
 TESTS = {
-    "coordinator/aggregation": ("coordinator/aggregation", "coordinator/strategies"),
+    "coordinator/aggregation": (
+        *("coordinator/aggregation", "coordinator/strategies"),
+        "coordinator/setting_conflicts/test_differential_privacy.py",
+    ),
     "coordinator/buffered": ("coordinator/buffered", "coordinator/rounds"),
     "coordinator/cohort": ("coordinator/cohort", "coordinator/guard", "coordinator/rounds"),
     "coordinator/rounds": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
 from fedpatch.shared.tensors.moment_bounds import check_moments, check_steps
 from fedpatch.shared.wire.messages import TrainPlan
+from fedpatch.shared.wire.plan_terms import TrainPhase
 
 WEIGHTS = Schema((TensorSpec("b", (3,), "float32", "weight"), TensorSpec("w", (2, 2), "float32", "weight")))
 SCHEMA = Schema((*WEIGHTS.specs, TensorSpec("n", (), "int64", "stats"), TensorSpec("s", (2,), "float32", "stats")))
@@ -524,6 +526,17 @@ def test_pace_makes_norms_of_many_and_few_examples_comparable():
         assert pace.per_unit(found) == pytest.approx(
             {"count n": 3.0, "weights": 30.0, "exp_avg": 1.0, "exp_avg_sq": 1.0}
         )
+
+
+def test_moments_do_not_decay_by_steps_that_train_private_tensors_only():
+    phases = (TrainPhase("private", 1, steps=3), TrainPhase("public", 1, steps=5))
+    pace = Pace.of(replace(PLAN, phases=phases), 100)
+    assert pace.decays == {"exp_avg": PLAN.beta_1**5, "exp_avg_sq": PLAN.beta_2**5}
+
+
+def test_bound_of_a_counter_is_a_multiple_of_its_reference_but_at_least_of_one_a_step():
+    usual = {"count few": 0.5, "count many": 3.0}
+    assert norm_limits(usual, NormBound("auto", 2.0)) == {"count few": 2.0, "count many": 6.0}
 
 
 def test_second_moments_that_were_pushed_up_are_no_measure_of_the_next_push():

@@ -386,10 +386,10 @@ class Careless(FedAvg):
 
 
 class NoState(FedAvg):
-    """An init that returns nothing."""
+    """An init that returns the tensors alone."""
 
     def init(self, tensors, schema):
-        return None
+        return dict(tensors)
 
 
 class NoInit(FedAvg):
@@ -414,7 +414,7 @@ class Momentless(FedAvgM):
             Careless(),
             r"finish failed: KeyError: 'velocity'; correct the class Careless \(test_strategies.py, line \d+\)",
         ),
-        (NoState(), "init returned NoneType, not a ServerState"),
+        (NoState(), "init returned dict, not a ServerState"),
         (NoInit(), "strategy 'fedavg': init failed: ZeroDivisionError: no examples"),
         (Momentless(), "strategy 'fedavgm': finish failed: ValueError"),
     ],
