@@ -22,6 +22,7 @@ from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkp
 from fedpatch.coordinator.strategies.fedadam import FedAdam
 from fedpatch.coordinator.strategies.fedavg import FedAvg
 from fedpatch.coordinator.strategies.fedavgm import FedAvgM
+from fedpatch.coordinator.strategies.fedyogi import FedYogi
 from fedpatch.coordinator.strategies.server_optimizer import ServerOptimizer
 from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
@@ -327,6 +328,29 @@ def test_first_step_of_a_server_optimizer_is_towards_the_mean(strategy, data):
             moved = np.sign(tensors[spec.name] - begun[spec.name])
             wanted = np.sign(mean[spec.name] - begun[spec.name])
             assert np.all((moved == wanted) | (moved == 0))
+
+
+@pytest.mark.parametrize("name", ["fedyogi", "fedadagrad"])
+def test_second_moments_of_reddi_et_al_begin_at_the_square_of_tau(name):
+    server = find_strategy(name).init(filled(SCHEMA, 1), SCHEMA).server
+    assert {key.rpartition(":")[2]: np.unique(array).tolist() for key, array in server.items()} == {
+        "exp_avg": [0.0],
+        "exp_avg_sq": [np.float32(1e-6)],
+    }
+
+
+def test_second_moment_of_fedyogi_stays_where_it_equals_the_square_of_the_gradient():
+    moment = np.asarray([4.0, 0.0])
+    assert FedYogi().second_moment(moment, moment).tolist() == [4.0, 0.0]
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_moments_beyond_half_precision_are_its_greatest_numbers(sign):
+    schema = Schema((TensorSpec("w", (2,), "float16", "weight"),))
+    strategy = FedAvgM(server_learning_rate=1.0)
+    state = strategy.init(filled(schema, sign * 6e4), schema)
+    moments = strategy.finish(state, filled(schema, -sign * 6e4), schema).server
+    assert [np.unique(array).tolist() for array in moments.values()] == [[sign * 65504.0]]
 
 
 def test_fedadam_never_makes_a_variance_negative():
