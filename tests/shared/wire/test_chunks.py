@@ -127,7 +127,7 @@ class TestManifest:
 
     def test_contradictory_sizes_are_refused(self):
         """The sizes of a manifest must agree before memory is allocated for it."""
-        with pytest.raises(WireError, match="are not 4 chunks"):
+        with pytest.raises(WireError, match="250 bytes in chunks of 100 are not 4 chunks"):
             check_manifest(Manifest("00" * 32, 250, 100, 4, "fp32", 250, SCHEMA), 1000)
 
     @pytest.mark.parametrize(("size", "raw"), [(251, 1), (1, 251)])
