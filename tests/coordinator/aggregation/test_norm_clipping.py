@@ -292,11 +292,11 @@ def test_second_moments_have_no_bound_since_gradients_follow_the_units_of_the_da
     check_moments(sent, MOVING, PLAN)
 
 
-def test_betas_whose_series_has_no_sum_bound_no_first_moment():
+@pytest.mark.parametrize(("beta_1", "beta_2"), [(0.9, 0.75), (0.5, 0.25)])
+def test_betas_whose_series_has_no_sum_bound_no_first_moment(beta_1, beta_2):
     """If older gradients weigh more in the first than in the second moment, any first moment is possible."""
     wild = tensors(MOVING, 0.0) | {"w:exp_avg": np.full((2, 2), 1e6, np.float32)}
-    plan = TrainPlan("adam", 0.1, 20, beta_1=0.9, beta_2=0.75)
-    check_moments(wild, MOVING, plan)
+    check_moments(wild, MOVING, TrainPlan("adam", 0.1, 20, beta_1=beta_1, beta_2=beta_2))
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9), (0.8, 0.7)])
@@ -509,6 +509,14 @@ def test_step_counts_of_honest_devices_are_accepted(begun, steps, fraction):
     check_steps(update, base, MOVING, steps)
     own = limits_of({}, base, Pace(steps, {}, steps))
     assert clip(update, base, MOVING, own) is None
+
+
+def test_step_count_at_the_limit_of_rounding_is_accepted():
+    limit = np.nextafter(np.float32(1), np.float32(2))
+    update = tensors(MOVING, 0.0) | {"w:step": np.asarray(limit)}
+    check_steps(update, tensors(MOVING, 0.0), MOVING, 1)
+    with pytest.raises(UpdateRefused, match="w:step changes by"):
+        check_steps(update | {"w:step": np.nextafter(limit, np.float32(2))}, tensors(MOVING, 0.0), MOVING, 1)
 
 
 @pytest.mark.parametrize("sent", [-1.0, 8.5, 1e9])

@@ -237,6 +237,15 @@ def test_negative_variance_arrives_unchanged(encoding, name):
     assert (reopened(pack(values, MODEL, {}, encoding, base=BASE), MODEL, BASE)[name] == -1).all()
 
 
+def test_variance_that_a_change_takes_below_zero_is_decoded_as_zero():
+    """No encoder of fedpatch writes such a change; one of another maker may round so."""
+    spec = TensorSpec("bn.running_var", (2,), "float32", "stats")
+    rule = rule_of("delta-bf16", spec)
+    assert rule is not None
+    found = decode(memoryview(to_bf16(np.array([-1.5, -0.5]))), np.ones(2, np.float32), spec, rule)
+    assert found.tolist() == [0.0, 0.5]
+
+
 @pytest.mark.parametrize("encoding", DELTAS)
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf, 3e38])
 def test_values_that_a_rule_cannot_write_arrive_unchanged(encoding, spoilt):

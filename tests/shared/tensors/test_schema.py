@@ -23,6 +23,7 @@ from fedpatch.shared.tensors.arrays import (
     require_finite,
     values_digest,
 )
+from fedpatch.shared.tensors.common_update_checks import untrained
 from fedpatch.shared.tensors.schema import Frozen
 from tests.shared.arbitrary_tensors import schemas
 
@@ -161,11 +162,28 @@ def test_error_names_what_differs_from_the_schema(tensors, unexpected, complaint
     assert isinstance(caught.value, UnexpectedTensors) == bool(unexpected)
 
 
+def test_untrained_tensors_are_statistics_and_buffers_that_are_there():
+    schema = Schema(
+        (
+            TensorSpec("weight", (1,), "float32", "weight"),
+            TensorSpec("affine", (1,), "float32", "affine"),
+            TensorSpec("stats", (1,), "float32", "stats"),
+            TensorSpec("buffer", (1,), "float32", "buffer"),
+            TensorSpec("weight:exp_avg", (1,), "float32", "moment"),
+        )
+    )
+    tensors = {spec.name: np.zeros(1, "f4") for spec in schema.specs}
+    assert untrained(tensors, schema).keys() == {"stats", "buffer"}
+    assert untrained({"stats": tensors["stats"]}, schema).keys() == {"stats"}
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_refused(bad):
     weight = VALUES["fc1.weight"].copy()
     weight[1, 1] = bad
-    with pytest.raises(UpdateRefused, match=r"fc1.weight: 1 of 6 values are not finite") as caught:
+    with pytest.raises(
+        UpdateRefused, match=r"fc1.weight: 1 of 6 values are not finite; a smaller learning rate"
+    ) as caught:
         require_finite({**VALUES, "fc1.weight": weight})
     assert caught.value.reason == "not_finite"
     require_finite(VALUES)
