@@ -47,7 +47,12 @@ def run_forked(work: Callable[[], str], *, limit_s: float = LIMIT_S) -> str:
     receiving, sending = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads hold no lock that the copy takes: they read
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(receiving)
+            os.close(sending)
+            raise
     if pid == 0:
         os.close(receiving)
         _serve(work, sending)
@@ -57,18 +62,18 @@ def run_forked(work: Callable[[], str], *, limit_s: float = LIMIT_S) -> str:
         os.kill(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if text is None:
-        raise ForkedWorkDied(f"the process that makes it was ended after {duration(limit_s)}")
+        raise ForkedWorkDied(f"the process that makes it took longer than {duration(limit_s)}, and was ended")
     if code < 0:
         raise ForkedWorkDied(
             f"the process that makes it was ended by {signal.Signals(-code).name}; is there too little memory?"
         )
     if code:
         raise ForkedWorkDied(f"the process that makes it ended with exit code {code}")
-    return text
+    return text.decode()
 
 
-def _read_to_end(pipe: int, limit_s: float) -> str | None:
-    """Return the text in the pipe, and close it; None if its other end is still open after `limit_s`."""
+def _read_to_end(pipe: int, limit_s: float) -> bytes | None:
+    """Return the bytes in the pipe, and close the pipe; None if its other end is still open after `limit_s`."""
     give_up_at = time.monotonic() + limit_s
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN)
@@ -76,7 +81,7 @@ def _read_to_end(pipe: int, limit_s: float) -> str | None:
         received = bytearray()
         while waiting.poll(1000 * max(0.0, give_up_at - time.monotonic())):
             if not (part := answer.read(2**16)):
-                return received.decode()
+                return bytes(received)
             received += part
     return None
 
@@ -104,8 +109,9 @@ def _use_one_thread() -> None:
     A fork copies one thread, and GNU's runtime waits for the others of its pool without end. `torch.set_num_threads` is not
     enough: the Arm Compute Library, by which torch multiplies on aarch64, asks for the number of threads of its first call.
     """
-    with contextlib.suppress(OSError):
-        mapped = {Path(line.split(maxsplit=5)[-1]) for line in Path("/proc/self/maps").read_text().splitlines()}
-        for library in mapped:
-            if library.name.startswith(_OPENMP_RUNTIMES):
+    mapped = os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines()
+    for library in {Path(line.split(maxsplit=5)[-1]) for line in mapped}:
+        if library.name.startswith(_OPENMP_RUNTIMES):
+            # A file that an upgrade has deleted cannot be opened, and a part of a runtime lacks the function.
+            with contextlib.suppress(OSError, AttributeError):
                 ctypes.CDLL(str(library)).omp_set_max_active_levels(0)

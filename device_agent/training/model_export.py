@@ -120,7 +120,7 @@ class ModelExport:
         _ = self._trainer.input_statistics  # here, since another process would compute them for every model
         if not self._store.attempts.begin(task):
             return (
-                f"to make one has ended its process {MAX_DEATHS} times (too little memory, or a processor that "
+                f"to make one has ended its process {MAX_DEATHS} times (too little memory or time, or a processor that "
                 "onnxruntime is not built for); restart the agent to have it tried again, or set keep_models = 0"
             )
         give_memory_back()  # the round's steps are done: the export cannot use the memory that they freed

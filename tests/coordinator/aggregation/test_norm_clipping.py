@@ -294,7 +294,7 @@ def test_second_moments_have_no_bound_since_gradients_follow_the_units_of_the_da
 
 @pytest.mark.parametrize(("beta_1", "beta_2"), [(0.9, 0.75), (0.5, 0.25)])
 def test_betas_whose_series_has_no_sum_bound_no_first_moment(beta_1, beta_2):
-    """If older gradients weigh more in the first than in the second moment, any first moment is possible."""
+    """If older gradients weigh no less in the first than in the second moment, any first moment is possible."""
     wild = tensors(MOVING, 0.0) | {"w:exp_avg": np.full((2, 2), 1e6, np.float32)}
     check_moments(wild, MOVING, TrainPlan("adam", 0.1, 20, beta_1=beta_1, beta_2=beta_2))
 
@@ -511,7 +511,7 @@ def test_step_counts_of_honest_devices_are_accepted(begun, steps, fraction):
     assert clip(update, base, MOVING, own) is None
 
 
-def test_step_count_at_the_limit_of_rounding_is_accepted():
+def test_step_count_at_the_limit_of_rounding_is_accepted_and_the_next_number_is_refused():
     limit = np.nextafter(np.float32(1), np.float32(2))
     update = tensors(MOVING, 0.0) | {"w:step": np.asarray(limit)}
     check_steps(update, tensors(MOVING, 0.0), MOVING, 1)

@@ -50,7 +50,7 @@ def test_change_of_weights_and_steps_of_counters_are_added_to_the_present_model(
     assert moved["n.num_batches_tracked"] == 11
 
 
-def test_small_weights_that_replace_large_ones_of_the_same_model_are_not_rounded_away():
+def test_rebase_to_its_own_base_keeps_small_weights_that_replace_large_ones():
     moved = rebase(model(1e-8), model(1.0), model(1.0), SCHEMA)
     assert moved["w"] == pytest.approx([1e-8] * 3, rel=1e-6)
 

@@ -254,7 +254,6 @@ def test_round_does_not_wait_for_the_carried_work_of_a_device_that_is_offline():
     send(made, "b", Failed(FailReason.TRAINING), 8.5, 2)
     assert made.open is not None
     leave(made, "c", 9.0)
-    made.handle(TimePassed(), 9.5)
     assert [record.failure for record in made.records[1:]] == ["quorum_missed"]
 
 
@@ -533,7 +532,7 @@ def test_resumed_run_does_not_wait_for_the_carried_work_of_a_quarantined_device(
     assert [record.failure for record in made.records[1:]] == ["quorum_missed"]
 
 
-def test_resumed_round_does_not_wait_for_the_work_of_an_update_that_it_has():
+def test_resumed_round_forgets_the_work_of_an_update_that_it_has():
     before = carrying("abcd")
     send(before, "d", TRAINING, 6.5)
     works = dict(before.carried.works)
@@ -656,7 +655,7 @@ def test_shares_of_weights_are_by_training_time_and_not_by_the_time_of_the_downl
     assert shares[0] < shares[-1]
 
 
-def test_share_of_older_work_in_the_weights_is_less_by_its_staleness():
+def test_share_of_an_older_update_in_the_weights_has_the_factor_of_its_staleness():
     """The last of three versions has an update of its own model and one of the model two versions before."""
     made = carrying("abcde", upload_slots=9)
     next_version(made)

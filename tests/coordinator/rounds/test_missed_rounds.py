@@ -447,10 +447,13 @@ def test_lost_device_has_missed_the_round_and_a_device_that_failed_for_a_reason_
     assert (absentees.missed, absentees.unheard, absentees.failed) == (("c",), (), ("d",))
 
 
-def test_device_that_left_the_round_has_neither_missed_it_nor_failed():
-    made = asking("abc", quorum=0.5, grace_s=0.0)
+def test_devices_that_left_the_round_have_neither_missed_it_nor_failed():
+    """Of these two, one has declined for good, which else is a round missed, and the other is revoked."""
+    made = asking("abcd", quorum=0.5, grace_s=0.0)
     accept(made, "abc")
+    send(made, "d", Decline(DeclineReason.PRIVATE_POLICY), 1.0)
     made.handle(DevicesRevoked(frozenset("c")), 2.0)
     report_all(made, "ab", 5.0)
+    assert current(made).round.left == {"c", "d"}
     absentees = current(made).absentees
     assert (absentees.missed, absentees.failed) == ((), ())

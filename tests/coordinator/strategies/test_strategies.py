@@ -387,6 +387,14 @@ def test_control_variate_stays_the_mean_over_the_fleet_though_a_resume_changes_i
         np.testing.assert_allclose(state.tensors["w:control"] * population, sum(own.values()), atol=1e-9)
 
 
+def test_new_control_variate_has_the_dtype_of_the_mean():
+    schema = Schema((TensorSpec("w", (1,), "float32", "weight"),))
+    state = find_strategy("scaffold").init(filled(schema, 0), schema)
+    mean = {"w": np.zeros(1, "f4"), "w:control": np.full(1, 0.3, "f4")}
+    added = add_controls(state, mean, ["a"], round_number=1, population=3)
+    assert added.mean["w:control"].dtype == np.float32
+
+
 def test_population_of_a_control_variate_is_in_the_checkpoint(tmp_path):
     strategy = find_strategy("scaffold")
     state = replace(strategy.init(filled(SCHEMA, 1), SCHEMA), counted={"a": 3}, population=7)
