@@ -10,9 +10,7 @@ import contextlib
 import ctypes
 import logging
 import os
-import select
 import signal
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -55,13 +53,12 @@ def run_forked(work: Callable[[], str], *, limit_s: float = LIMIT_S) -> str:
             raise
     if pid == 0:
         os.close(receiving)
-        _serve(work, sending)
+        _serve(work, sending, limit_s)
     os.close(sending)
-    text = _read_to_end(receiving, limit_s)
-    if text is None:
-        os.kill(pid, signal.SIGKILL)
+    with open(receiving, "rb") as answer:
+        text = answer.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if text is None:
+    if code == -signal.SIGALRM:
         raise ForkedWorkDied(f"the process that makes it took longer than {duration(limit_s)}, and was ended")
     if code < 0:
         raise ForkedWorkDied(
@@ -72,24 +69,13 @@ def run_forked(work: Callable[[], str], *, limit_s: float = LIMIT_S) -> str:
     return text.decode()
 
 
-def _read_to_end(pipe: int, limit_s: float) -> bytes | None:
-    """Return the bytes in the pipe, and close the pipe; None if its other end is still open after `limit_s`."""
-    give_up_at = time.monotonic() + limit_s
-    waiting = select.poll()
-    waiting.register(pipe, select.POLLIN)
-    with open(pipe, "rb", buffering=0) as answer:
-        received = bytearray()
-        while waiting.poll(1000 * max(0.0, give_up_at - time.monotonic())):
-            if not (part := answer.read(2**16)):
-                return bytes(received)
-            received += part
-    return None
-
-
-def _serve(work: Callable[[], str], sending: int) -> None:
+def _serve(work: Callable[[], str], sending: int, limit_s: float) -> None:
     """Do the work in the copy, and end the copy."""
     code = 1
     try:
+        # The kernel ends the copy, even where a library waits without end.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)

@@ -448,7 +448,7 @@ def test_lost_device_has_missed_the_round_and_a_device_that_failed_for_a_reason_
 
 
 def test_devices_that_left_the_round_have_neither_missed_it_nor_failed():
-    """Of these two, one has declined for good, which else is a round missed, and the other is revoked."""
+    """Device d declines for good, and c is revoked; another decline is a missed round."""
     made = asking("abcd", quorum=0.5, grace_s=0.0)
     accept(made, "abc")
     send(made, "d", Decline(DeclineReason.PRIVATE_POLICY), 1.0)

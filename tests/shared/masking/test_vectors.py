@@ -121,9 +121,8 @@ def test_step_is_the_update_minus_the_model_and_zero_where_an_untrained_value_is
     specs = (TensorSpec("w", (2,), "float32", "weight"), TensorSpec("mask", mask.shape, "float32", "stats"))
     model = {"w": np.asarray([1.0, np.inf], "f4"), "mask": mask}
     update = {"w": np.asarray([3.5, 0.0], "f4"), "mask": mask + np.float32(1)}
-    np.full_like(
-        mask, np.nan
-    )  # freed at once; numpy allocates such memory again: an element that is left out would be NaN
+    # Freed at once, and allocated again by numpy: an element that is left out is NaN.
+    np.full_like(mask, np.nan)
     step = step_between(specs, model, update)
     assert step["w"].tolist() == [2.5, -np.inf]
     assert step["mask"].tolist() == [0, 1, 0, 1, 0, 1]
